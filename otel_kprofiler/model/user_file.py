@@ -40,6 +40,14 @@ class FileDetails(NamedTuple):
     deleted: bool = False
 
     @property
+    def identity(self) -> tuple[BuildId, FileId] | None:
+        """Returns a value that is equal for copies of the file; None if it has no build id.
+
+        Without a build id, files may differ in bytes that the hash does not cover.
+        """
+        return (self.build_id, self.file_id) if self.build_id else None
+
+    @property
     def name(self) -> str:
         """Returns the last component of the path, marked if the file was deleted.
 

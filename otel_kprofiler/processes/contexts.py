@@ -102,6 +102,11 @@ def filter_claims(resource: Attributes) -> dict[str, AttributeValue]:
     return claims
 
 
+def _find_pause_s(known_s: float) -> float:
+    """Returns the pause after a read. Most programs publish a context soon after their start."""
+    return min(known_s / 2, _MAX_PAUSE_S)
+
+
 class ProcessContexts:
     """Reads the contexts and environments of sampled processes. Thread-safe.
 
@@ -276,15 +281,22 @@ class ProcessContexts:
         return []
 
     def _is_due(self, key: ProcessKey) -> bool:
-        program, claims = self._programs.get(key), self._known.get(key)
-        is_published = claims is not None and claims.published is not None
-        return program is None or is_published or time.monotonic() >= program.not_before_s
+        program = self._programs.get(key)
+        return (
+            program is None or self._is_published(key) or time.monotonic() >= program.not_before_s
+        )
+
+    def _is_published(self, key: ProcessKey) -> bool:
+        claims = self._known.get(key)
+        return claims is not None and claims.published is not None
 
     def _read_claims(self, key: ProcessKey) -> Claims | None:
         """Raises ``ProcessLookupError`` if the process is no longer the sampled program."""
-        mapped_bytes = self._check(key).mapped_bytes
-        if self._maps_as_before(key, mapped_bytes):
-            return self._known.get(key)
+        mapped_bytes = 0
+        if not self._is_published(key):
+            mapped_bytes = self._check(key).mapped_bytes
+            if self._maps_as_before(key, mapped_bytes):
+                return self._known.get(key)
         try:
             with opened(self._files, f"/proc/{key.tgid}/mem") as memory:
                 return self._read(key, memory, mapped_bytes)
@@ -293,20 +305,17 @@ class ProcessContexts:
             return self._read(key, None, mapped_bytes)
 
     def _maps_as_before(self, key: ProcessKey, mapped_bytes: int) -> bool:
-        """Returns whether to assume that a process without a context has mapped no memory.
+        """Returns whether to assume that a process has mapped no context; schedules the next look.
 
-        If so, schedules the next look. Publishing a context adds a mapping, and reading all
-        mappings is slow. They are read even so from time to time, because the size remains the
-        same if another mapping is removed.
+        A context adds a mapping, and reading all mappings is slow. They are read from time to time,
+        because the size remains the same if another mapping is removed.
         """
-        program, claims, now_s = self._programs.get(key), self._known.get(key), time.monotonic()
-        if program is None or (claims and claims.published):
-            return False
-        if mapped_bytes != program.mapped_bytes or not mapped_bytes:
+        program, now_s = self._programs.get(key), time.monotonic()
+        if program is None or not mapped_bytes or mapped_bytes != program.mapped_bytes:
             return False
         if now_s >= program.read_s + _MAX_PAUSE_S:
             return False
-        pause_s = min((now_s - program.first_read_s) / 2, _MAX_PAUSE_S)
+        pause_s = _find_pause_s(now_s - program.first_read_s)
         self._programs[key] = program._replace(not_before_s=now_s + pause_s)
         return True
 
@@ -328,11 +337,10 @@ class ProcessContexts:
         if name := read_program(self._files, key.tgid, executable):
             claims = Claims(accepted, {**claims.environment, PROGRAM: name})
         self._check_and_follow(key, memory, published)
-        # Most programs publish a context soon after their start. Processes that are slow to read,
-        # for example because of many mappings, are read less often.
+        # Processes that are slow to read, such as those with many mappings, are read less often.
         first_s = program.first_read_s if program else started
         took_s = time.monotonic() - started
-        pause_s = max(took_s * _SCAN_SHARE, min((started - first_s) / 2, _MAX_PAUSE_S))
+        pause_s = max(took_s * _SCAN_SHARE, _find_pause_s(started - first_s))
         if len(self._programs) > _CAPACITY:
             self._programs.clear()
         self._programs[key] = _Program(

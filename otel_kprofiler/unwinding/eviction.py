@@ -29,20 +29,23 @@ class Table(NamedTuple):
     """A loaded table.
 
     Attributes:
-        key: the file that the table was loaded from.
         loaded_ns: a boottime, or 0 if no sample has requested the table.
         serial: the number in the table's header.
         identity: equal for files with the same content; None if unknown.
-        files: the files that use the table.
+        files: the files that use the table, and first the file that it was loaded from.
     """
 
-    key: FileKey
     slot: int
     size: int
     loaded_ns: int
     serial: int
     identity: Hashable
     files: list[FileKey]
+
+    @property
+    def key(self) -> FileKey:
+        """Returns the file that the table was loaded from."""
+        return self.files[0]
 
 
 class Claim(NamedTuple):
@@ -125,7 +128,7 @@ class TableSpace:
 
         A table whose ``loaded_ns`` is 0 is evicted first, unless a sample has used the table.
         """
-        table = Table(key, claim.slot, claim.size, loaded_ns, serial, identity, [key])
+        table = Table(claim.slot, claim.size, loaded_ns, serial, identity, [key])
         self.tables[key] = table
         if identity is not None:
             self._by_identity[identity] = table

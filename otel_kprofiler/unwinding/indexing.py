@@ -39,15 +39,24 @@ CODE_SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt
 _GO_FRAMES, _CODE_FRAMES = "go_frames", "code_frames"
 """Modules that child processes run. Importing them here would keep them in the agent's memory."""
 _PYTHON: Final = (sys.executable, "-I", "-S")
-_SERVE: Final = """
+_FOLDER: Final = Path(__file__).parent
+_PACKAGES: Final = [
+    (__package__, str(_FOLDER)),
+    (__package__.rpartition(".")[0], str(_FOLDER.parent)),
+]
+_SERVE: Final = (
+    *_PYTHON,
+    "-c",
+    f"""
 import sys, types
-for name, path in {packages}:
+for name, path in {_PACKAGES}:
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
-from {package}.frame_serving import main
+from {__package__}.frame_serving import main
 main()
-"""
-"""Script that serves files without importing this package's parents, to save time and memory."""
+""",
+)
+"""Command that serves files without importing this package's parents, to save time and memory."""
 _REFUSALS: Final = {
     ChildProblem.UNANSWERED: Refusal.UNREADABLE,
     ChildProblem.NO_PROCESS: Refusal.FAILED,
@@ -83,7 +92,7 @@ class Children(LimitedChildren):
         :meth:`run_script`.
         """
         with _refusing():
-            return self.serve(_serving_command(), [module, *map(str, arguments)], fd, limits)
+            return self.serve(_SERVE, [module, *map(str, arguments)], fd, limits)
 
     @contextmanager
     def trying_once(self, fd: int, section: str) -> Iterator[None]:
@@ -101,12 +110,6 @@ class Children(LimitedChildren):
             if error.refusal not in _MAY_PASS:
                 self._refused.add(key, (error.refusal, error.detail))
             raise
-
-
-def _serving_command() -> list[str]:
-    path = Path(__file__).parent
-    packages = [(__package__, str(path)), (__package__.rpartition(".")[0], str(path.parent))]
-    return [*_PYTHON, "-c", _SERVE.format(packages=packages, package=__package__)]
 
 
 @contextmanager

@@ -74,9 +74,8 @@ class Code(NamedTuple):
 
     Attributes:
         file: None for the vDSO.
-        identity: the build id, hash and owner of the file. Files with the same identity are copies.
-            None if the file has no build id, because the hash does not cover all bytes. Only root
-            can give a file to another owner.
+        identity: the identity and the owner of the file; None if it has no identity. Only root can
+            give a file, which may be forged, to another owner.
     """
 
     source: Source
@@ -136,7 +135,7 @@ def _read_headers(request: FileRequest, opened: OpenedFile, known_files: KnownFi
     # if the file has changed, the build id may belong to newer content
     _check_unchanged(opened)
     known_files.add(request.key, details, opened.content, request.tgid)
-    identity = (elf.build_id, details.file_id, opened.status.st_uid) if elf.build_id else None
+    identity = details.identity and (details.identity, opened.status.st_uid)
     return Code(source, elf, opened, identity)
 
 

@@ -26,6 +26,16 @@ def classes(*, compiled: bool) -> Iterator[tuple[ast.ClassDef, set[str]]]:
                     yield node, {ast.unparse(base).partition("[")[0] for base in node.bases}
 
 
+def decorated(word: str) -> set[str]:
+    """Returns the names of the compiled classes that have a decorator with ``word`` in it."""
+    return {
+        node.name
+        for node, _ in classes(compiled=True)
+        for decorator in node.decorator_list
+        if word in ast.unparse(decorator)
+    }
+
+
 def test_all_modules_are_compiled_if_and_only_if_requested():
     names = [path.removesuffix(".py").replace("/", ".") for path in MODULES]
     endings = {Path(import_module(name).__file__).suffix for name in names}
@@ -33,23 +43,11 @@ def test_all_modules_are_compiled_if_and_only_if_requested():
 
 
 def test_no_compiled_class_is_a_dataclass():
-    decorated = {
-        node.name
-        for node, _ in classes(compiled=True)
-        for decorator in node.decorator_list
-        if "dataclass" in ast.unparse(decorator)
-    }
-    assert not decorated, "frozen compiled dataclasses cannot be unpickled"
+    assert not decorated("dataclass"), "frozen compiled dataclasses cannot be unpickled"
 
 
 def test_no_compiled_protocol_is_checked_at_run_time():
-    checked = {
-        node.name
-        for node, _ in classes(compiled=True)
-        for decorator in node.decorator_list
-        if "runtime_checkable" in ast.unparse(decorator)
-    }
-    assert not checked, "compiled protocols are created without the mark of a protocol"
+    assert not decorated("runtime_checkable"), "compiled protocols lack the mark of a protocol"
 
 
 def test_compiled_modules_do_not_use_raise_from():

@@ -120,8 +120,7 @@ class SymbolLoader(ForkAware):
         is the pid of a process that has mapped the file. The loader alternates between the
         processes whose files are queued.
         """
-        # Files without a build id may differ in bytes that their hash does not cover.
-        identity = (details.build_id, details.file_id) if details.build_id else key
+        identity = details.identity or key
         size, modified_ns = content[1:] if isinstance(content, OpenFile) else (0, 0)
         wanted = WantedFile(key, details, owner, size, modified_ns)
         with self._changed:
