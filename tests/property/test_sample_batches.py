@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_kprofiler.clock import Clock, SystemTime
+from otel_kprofiler.host.cpu_share import BURST_NS
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
@@ -33,9 +34,10 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.pipeline import WindowSchedule
 from otel_kprofiler.pipeline import windows as windows_module
+from otel_kprofiler.pipeline.budget import GROUP_NS, ProcessBudgets
 from otel_kprofiler.symbols import StackResolver
 from otel_kprofiler.symbols import resolver as resolver_module
-from otel_kprofiler.symbols.resolver import RawAddresses, Stateless
+from otel_kprofiler.symbols.resolver import RawAddresses
 from otel_kprofiler.symbols.user import resolver as user_module
 from otel_kprofiler.symbols.user.resolver import UserResolver
 from tests.speedups import load_compiled
@@ -44,7 +46,7 @@ compiled = load_compiled()
 RESOURCE = Resource({"process.pid": 5})
 FILE = FileKey(1, 2, 3)
 LATER_FILE = FileKey(1, 2, 4)
-DETAILS = FileDetails("program", "aa", None, (Segment(0, 0x4000, 0x400000),))
+DETAILS = FileDetails("program", "aa", "bb", (Segment(0, 0x4000, 0x400000),))
 LINKS = (None, SpanLink(b"t" * 16, b"s" * 8))
 
 
@@ -80,7 +82,10 @@ class KernelNames:
         return Variable(side) if any(address % 2 for address in raw.addresses()) else side
 
 
-class PythonNames(Stateless):
+class PythonNames:
+    def state(self, sample):
+        return None
+
     def resolve(self, raw, state):
         return Side(PYTHON_SIDE, (), raw.status)
 
@@ -175,24 +180,26 @@ samples = st.builds(
 )
 
 
-class Budgets:
-    """Refuses groups after a number of them, but only at the start of a batch."""
-
-    def __init__(self, left):
-        self.left = left
-
-    def admits(self, sample, resource):
-        return self.left > 0
-
-    def charge_groups(self, sample, count=1):
-        self.left -= count
-
-    def admit(self, sample, resource):
-        self.left -= 1
-        return True
+def make_budgets():
+    """Returns budgets for more groups than a test adds."""
+    budgets = ProcessBudgets(None, None, now_ns=int)
+    budgets.charge_groups(plain(), BURST_NS // GROUP_NS - 1000)
+    return budgets
 
 
-def group_all(in_c, batches, budgets, labels):
+def spend(budgets):
+    """Spends the budgets; returns how many groups they would have admitted."""
+    left = 0
+    while budgets.admits(plain(), RESOURCE):
+        budgets.charge_groups(plain())
+        left += 1
+    return left
+
+
+def group_all(in_c, batches, admitted, labels):
+    """Groups the batches; from the batch ``admitted`` on, the budgets are spent."""
+    budgets = None if admitted is None else make_budgets()
+    left = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows_module, "group_samples", compiled.group_samples if in_c else None)
         window = windows_module.WindowBuilder(
@@ -203,21 +210,19 @@ def group_all(in_c, batches, budgets, labels):
             find_labels=labels,
             budgets=budgets,
         )
-        for batch in batches:
+        for number, batch in enumerate(batches):
+            if number == admitted:
+                left = spend(budgets)
             window.add(*map(list, zip(*batch, strict=True)), RESOURCE)
-    left = None if budgets is None else budgets.left
     groups = [*window._kinds.get(ON_CPU, {}).get(RESOURCE, {}).items()]
     return groups, window._unfinished, window._count, window._last_ns, left
 
 
 @given(
     st.lists(st.lists(st.tuples(samples, st.sampled_from(STACKS)), min_size=1), max_size=4),
-    st.none() | st.integers(0, 9),
+    st.none() | st.integers(0, 4),
     st.sampled_from([None, lambda number: (("label", str(number)),)]),
 )
-def test_samples_are_grouped_alike(batches, budget, labels):
-    both = [
-        group_all(in_c, batches, None if budget is None else Budgets(budget), labels)
-        for in_c in (True, False)
-    ]
-    assert both[0] == both[1]
+def test_samples_are_grouped_alike(batches, admitted, labels):
+    in_c, in_python = (group_all(is_c, batches, admitted, labels) for is_c in (True, False))
+    assert in_c == in_python
