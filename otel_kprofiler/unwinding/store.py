@@ -19,18 +19,16 @@ from otel_kprofiler.bpf import PAGE_BYTES
 from otel_kprofiler.forks import ForkGate
 from otel_kprofiler.host import (
     FIRST_HOLD_S,
-    FairQueue,
     FilePlaces,
     FileRequest,
     GrowingHolds,
     PatientCalls,
     ReferableFiles,
-    Turn,
     children_time_ns,
-    find_user,
 )
 from otel_kprofiler.model import FileKey, KnownFiles
 from otel_kprofiler.stopping import join_and_release, reading
+from otel_kprofiler.unwinding.build_queue import BuildQueue
 from otel_kprofiler.unwinding.counts import TableCounts
 from otel_kprofiler.unwinding.eviction import Claim, Limits, TableSpace
 from otel_kprofiler.unwinding.gone_files import GoneFiles
@@ -108,10 +106,9 @@ class TableStore:
         self._refusals: Counter[Refusal] = Counter()
         self._gone = GoneFiles()
         self._requests = RequestQueue(OPEN_SHARE, CPU_SHARE, _LOADERS, now_ns)
-        self._postponed: FairQueue[FileRequest] = FairQueue(CPU_SHARE, now_ns, find_user)
-        self._turns: dict[FileKey, Turn[FileRequest]] = {}  # files whose tables may be built now
-        self._turn_ns = self._counted_ns = 0
+        self._builds = BuildQueue(CPU_SHARE, now_ns)
         self._children = Children()
+        self._counted_ns = 0  # CPU time of children that has been counted
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = threading.Event()
         self._epoll = select.epoll()
@@ -168,7 +165,7 @@ class TableStore:
         """
         left_s = until_s - time.monotonic()
         return self._answered.wait_for(
-            lambda: len(self._early) - (len(self._postponed) if most else 0) <= most, left_s
+            lambda: len(self._early) - (len(self._builds) if most else 0) <= most, left_s
         )
 
     def _end(self, key: FileKey) -> bool:
@@ -209,6 +206,7 @@ class TableStore:
 
     def _release(self) -> None:
         self._requests.close()
+        self._builds.close()
         self._maps.close()
         self._epoll.close()
         os.close(self._wake_fd)
@@ -243,7 +241,7 @@ class TableStore:
         """
         waits_s = [] if idle_s is None else [idle_s]
         with self._lock:
-            if self._postponed:
+            if self._builds:
                 waits_s.append(_POLL_S)
             next_ns = min((until for until in self._refused.values() if until), default=None)
         if next_ns is not None:
@@ -266,7 +264,8 @@ class TableStore:
             began_ns = time.thread_time_ns()
             with reading(self._name(request.key)):
                 if self._answer(request, item):
-                    self._end_turn(request)
+                    with self._lock:
+                        self._builds.end_turn(request.key)
                 self._resume()
             cpu_ns = time.thread_time_ns() - began_ns
             with self._lock:
@@ -306,10 +305,14 @@ class TableStore:
     def _load(self, request: FileRequest, code: Code) -> None:
         try:
             if not self._share(request.key, code.identity):
-                index = functools.partial(self._index, request)
+                index = functools.partial(self._index, request, code)
                 self._load_tables(request.key, code.identity, find_loadable(code, index))
-        finally:
+        except _PostponedError:  # the queue has the file
+            raise
+        except BaseException:
             code.close()
+            raise
+        code.close()
 
     def _share(self, key: FileKey, identity: Hashable) -> bool:
         """Let a file use the table of its copy. Returns whether such a table is loaded."""
@@ -405,14 +408,15 @@ class TableStore:
                 del self._refused[key]
                 self._maps.forget_file(key)
 
-    def _index(self, request: FileRequest, make: MakeTables) -> Tables:
+    def _index(self, request: FileRequest, code: Code, make: MakeTables) -> Tables:
         """Build tables for only a few files at a time, to leave threads free for other work."""
         with self._lock:
-            if request.key not in self._turns:
-                self._postponed.put(request.tgid, request)
-                if len(self._postponed) == 1:
+            if not self._builds.has_turn(request.key):
+                self._builds.put(request)
+                if len(self._builds) == 1:
                     self._take_turn()
-            if request.key not in self._turns:
+            if not self._builds.has_turn(request.key):
+                self._builds.keep(request.key, code)
                 self._answered.notify_all()
                 raise _PostponedError
         began_ns = children_time_ns()
@@ -425,24 +429,17 @@ class TableStore:
                 cpu_ns = now_ns - max(began_ns, self._counted_ns)
                 self._counted_ns = now_ns
                 self._cpu_ns += cpu_ns
-                self._turn_ns += 0 if self._is_preloading else cpu_ns
+                self._builds.charge(0 if self._is_preloading else cpu_ns)
 
-    def _take_turn(self) -> FileRequest | None:
+    def _take_turn(self) -> Opened | None:
         """Allow the next queued process to build its tables. The caller must hold the lock."""
-        most = _EARLY_MAKERS if self._is_preloading else 1
-        turn = self._postponed.take() if len(self._turns) < most else None
-        if turn is not None:
-            self._turns[turn.item.key] = turn
-        return turn and turn.item
-
-    def _end_turn(self, request: FileRequest) -> None:
-        with self._lock:
-            if (turn := self._turns.pop(request.key, None)) is not None:
-                self._postponed.done(turn, self._turn_ns)
-                self._turn_ns = 0
+        return self._builds.take(_EARLY_MAKERS if self._is_preloading else 1)
 
     def _resume(self) -> None:
         with self._lock:
             resumed = list(iter(self._take_turn, None))
-        for request in resumed:
-            self._requests.put(request)
+        for opened in resumed:
+            if opened.code is None:
+                self._requests.put(opened.request)
+            else:
+                self._requests.put_opened(opened)

@@ -237,9 +237,9 @@ def test_unwind_tables_are_built_round_robin_by_process(start, tmp_path, monkeyp
         end_at = start_at + 0x1000
         running.files.paths[f"/proc/5999998/map_files/{start_at:x}-{end_at:x}"] = os.fspath(path)
         running.store.request(request_of(path, tgid=5_999_998, start=start_at, end=end_at))
-    wait_until(lambda: len(running.store._postponed) >= len(many) - 1)
+    wait_until(lambda: len(running.store._builds) >= len(many) - 1)
     running.ask(first)
-    wait_until(lambda: len(running.store._postponed) >= len(many))
+    wait_until(lambda: len(running.store._builds) >= len(many))
     can_start.set()
     wait_until(lambda: os.fspath(first) in made)
     assert made.index(os.fspath(first)) <= 1
