@@ -85,9 +85,10 @@ def limit_allocator() -> None:
 
 
 def settle() -> None:
-    """Exempt all current objects from garbage collection, because they are permanent."""
+    """Exempt all current objects from garbage collection, which is then enabled."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(_YOUNG_OBJECTS)
     give_back_memory()
     unmap_startup_pages()

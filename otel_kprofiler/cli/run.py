@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -45,6 +46,7 @@ def command(debug: bool, path: str) -> None:
     for number in _FOREIGN:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.SIG_IGN)
+    gc.disable()  # until the agent has started: imports create only permanent objects
     # The child process needs these modules, too.
     from otel_kprofiler.agent import agent_config  # noqa: PLC0415
 
