@@ -41,9 +41,14 @@ def mixed_load(seconds: float) -> contextlib.AbstractContextManager[None]:
 
 
 class AgentRun:
-    """An ``otel-kprofiler run`` process with one gRPC exporter and the given receiver settings."""
+    """An ``otel-kprofiler run`` process with one gRPC exporter and the given receiver settings.
 
-    def __init__(self, directory: str, endpoint: str, **receiver: object) -> None:
+    ``python`` is an interpreter with an installed package, which then runs instead of this clone's.
+    """
+
+    def __init__(
+        self, directory: str, endpoint: str, *, python: str = "", **receiver: object
+    ) -> None:
         path = os.path.join(directory, "agent.yaml")
         with open(path, "w", encoding="ascii") as file:
             file.write(
@@ -57,9 +62,10 @@ service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grp
         compileall.compile_dir(PACKAGE, quiet=1)  # as installers do
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "otel_kprofiler", "run", "-c", path],
+            [*([python, "-I"] if python else [sys.executable]),
+             "-m", "otel_kprofiler", "run", "-c", path],
             stdout=subprocess.PIPE,
-        )
+        )  # fmt: skip
 
     def stop(self) -> dict:
         self.process.send_signal(signal.SIGTERM)

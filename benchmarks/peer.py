@@ -264,6 +264,7 @@ def run(
     program: str,
     seconds: float,
     *,
+    python: str,
     tracers: str,
     without: Collection[str],
     keep: str,
@@ -280,6 +281,7 @@ def run(
         agent = AgentRun(
             folder,
             receivers[0].endpoint,
+            python=python,
             samples_per_second=RATE,
             stacks="both",
             user_symbols="off",  # the other profiler does not symbolize native code either
@@ -337,6 +339,13 @@ def main() -> None:
     parser.add_argument("program", help="opentelemetry-ebpf-profiler's binary")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument(
+        "--python",
+        default="",
+        metavar="PYTHON",
+        help="interpreter with an installed package to measure, such as a compiled wheel, "
+        "instead of this clone",
+    )
+    parser.add_argument(
         "--tracers", default="native", help="interpreters whose frames both profilers report"
     )
     parser.add_argument(
@@ -370,6 +379,7 @@ def main() -> None:
     result = run(
         given.program,
         given.seconds,
+        python=given.python,
         tracers=given.tracers,
         without=given.without,
         keep=given.keep,

@@ -16,12 +16,17 @@ export LC_ALL=C.UTF-8
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 source=$(CDPATH= cd -- "$here/../.." && pwd)
 output=${1:-$source/dist}
-for tool in /usr/bin/python3 dpkg-deb gzip strip; do
+for tool in /usr/bin/python3 dpkg-deb gcc gzip strip; do
 	command -v "$tool" > /dev/null || {
-		echo "$tool is missing: apt-get install binutils dpkg gzip python3-venv" >&2
+		echo "$tool is missing: apt-get install binutils dpkg gcc gzip python3-dev python3-venv" >&2
 		exit 1
 	}
 done
+headers=$(/usr/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')
+test -e "$headers/Python.h" || {
+	echo "$headers/Python.h is missing: apt-get install python3-dev" >&2
+	exit 1
+}
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$source/otel_kprofiler/version.py")
 architecture=$(dpkg --print-architecture)
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$source" log -1 --format=%ct 2> /dev/null ||
@@ -37,12 +42,13 @@ home=/usr/lib/otel-kprofiler
 doc=$root/usr/share/doc/otel-kprofiler
 install -d "$output" "$root$home" "$root/DEBIAN" "$doc/examples"
 
-# The virtual environment, first with this machine's paths. The bundled compiled packages work with
-# one minor version of Python only, on which the package therefore depends.
+# The virtual environment, first with this machine's paths. Its compiled modules work with one minor
+# version of Python only, on which the package therefore depends.
 /usr/bin/python3 -m venv "$work/tool"
 python=$("$work/tool/bin/python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
 /usr/bin/python3 -m venv --without-pip "$root$home"
-"$work/tool/bin/python" -m pip -q --disable-pip-version-check --python "$root$home/bin/python" \
+HATCH_BUILD_HOOK_ENABLE_CUSTOM=true \
+	"$work/tool/bin/python" -m pip -q --disable-pip-version-check --python "$root$home/bin/python" \
 	install --no-compile ${CONSTRAINTS:+--constraint "$CONSTRAINTS"} "${source}[dwarf,zstd]"
 
 # Then with the installed paths, and without the commands of the bundled packages.

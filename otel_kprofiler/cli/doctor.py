@@ -11,6 +11,7 @@ import click
 
 from otel_kprofiler.bpf import BccLoader, LibbpfLoader
 from otel_kprofiler.cli.terminal import describe_count, say
+from otel_kprofiler.cli.versions import has_compiled_modules
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access, doctor, is_in_user_namespace
 from otel_kprofiler.interpreters import InterpreterRefused, open_own
@@ -164,7 +165,8 @@ def _find_off_cpu() -> Finding:
 def _find_speedups() -> Finding:
     check, required = "inner loops", "the C library of this package, for a lower CPU time"
     if library_problem is None:
-        return Finding(check, Level.OK, "in C", required)
+        modules = "; modules that run for each sample are compiled"
+        return Finding(check, Level.OK, "in C" + modules * has_compiled_modules(), required)
     fix = "use CPython 3.11 or later on x86-64 or arm64, and unset KPROFILER_SPEEDUPS"
     return Finding(check, Level.INFO, f"in Python: {library_problem}", required, fix)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+from otel_kprofiler.cli.versions import has_compiled_modules
 from otel_kprofiler.otlp.pause import go_on
 from tests.sources import PACKAGE, syntax_trees
 
@@ -39,7 +40,9 @@ def decorated(word: str) -> set[str]:
 def test_all_modules_are_compiled_if_and_only_if_requested():
     names = [path.removesuffix(".py").replace("/", ".") for path in MODULES]
     endings = {Path(import_module(name).__file__).suffix for name in names}
-    assert endings == {".so" if os.environ.get("KPROFILER_COMPILED") else ".py"}
+    is_compiled = bool(os.environ.get("KPROFILER_COMPILED"))
+    assert endings == {".so" if is_compiled else ".py"}
+    assert has_compiled_modules() is is_compiled
 
 
 def test_no_compiled_class_is_a_dataclass():
