@@ -18,7 +18,10 @@ from setuptools.command.build_ext import build_ext
 target, *modules = sys.argv[1:]
 options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
 arguments = [*options, f"--cache-dir={target}/mypy", *modules]
-extensions = mypycify(arguments, group_name="otel_kprofiler", target_dir=f"{target}/c")
+# Debug information would contain the temporary path, so that no two builds were equal.
+extensions = mypycify(
+    arguments, group_name="otel_kprofiler", target_dir=f"{target}/c", debug_level="0"
+)
 command = build_ext(Distribution({"ext_modules": extensions}))
 command.build_lib, command.build_temp = f"{target}/lib", f"{target}/objects"
 command.ensure_finalized()
