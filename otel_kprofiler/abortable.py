@@ -14,6 +14,8 @@ from typing import Any, Final
 import requests
 from requests.adapters import HTTPAdapter
 
+from otel_kprofiler.forks import ProcessLock
+
 
 class PlainSession(requests.Session):
     """A session that sends no credentials or cookies by itself, and follows no redirects.
@@ -39,7 +41,7 @@ class AbortableAdapter(HTTPAdapter):
 
     def __init__(self) -> None:
         self._sockets: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._aborted = False
         self._exchange = 0  # number of the last exchange
         super().__init__(pool_connections=1, pool_maxsize=1)
@@ -103,6 +105,12 @@ class AbortableAdapter(HTTPAdapter):
             self._aborted = True
             for sock in list(self._sockets):
                 _shut_down(sock)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child, close the descriptors of the parent's connections."""
+        with self._lock:
+            self._sockets.clear()
+        self.close()
 
     def _watch(self, sock: Any) -> None:
         with self._lock:

@@ -95,9 +95,12 @@ class ProcessLock:
     def __init__(self) -> None:
         self._locks: dict[int, threading.RLock] = {}  # by pid, for this process and its ancestors
 
-    def acquire(self) -> None:
-        """Take the lock, waiting while another thread of this process holds it."""
-        self._get().acquire()
+    def acquire(self, timeout_s: float = -1) -> bool:
+        """Take the lock, waiting while another thread of this process holds it.
+
+        Returns False if it is still held after ``timeout_s`` seconds; -1 sets no limit.
+        """
+        return self._get().acquire(timeout=timeout_s)
 
     def release(self) -> None:
         """Release the lock."""

@@ -22,7 +22,10 @@ class Http2Peer:
 
     def __init__(self, sock: socket.socket, settings: dict[SettingCodes, int]):
         self.socket = sock
-        self.http2 = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
+        config = H2Configuration(
+            client_side=False, header_encoding="utf-8", normalize_outbound_headers=False
+        )
+        self.http2 = H2Connection(config)
         self.http2.initiate_connection()
         if settings:
             self.http2.update_settings(settings)
@@ -68,9 +71,13 @@ class Http2Peer:
             if stream:
                 return stream, body[5:]
 
-    def respond(self, stream: int, message: bytes = b"", trailers=TRAILERS) -> None:
-        self.http2.send_headers(stream, HEADERS)
-        self.http2.send_data(stream, b"\0" + len(message).to_bytes(4, "big") + message)
+    def respond(
+        self, stream: int, message: bytes = b"", trailers=TRAILERS, *, encoding: str = ""
+    ) -> None:
+        headers = [("grpc-encoding", encoding)] if encoding else []
+        prefix = (b"\1" if encoding else b"\0") + len(message).to_bytes(4, "big")
+        self.http2.send_headers(stream, HEADERS + headers)
+        self.http2.send_data(stream, prefix + message)
         self.http2.send_headers(stream, trailers, end_stream=True)
         self.flush()
 

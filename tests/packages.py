@@ -39,7 +39,7 @@ PACKAGES = {
     "forks": Package("Runs fork hooks in a defined order", "workers"),
     "stopping": Package("A shared deadline for threads that are stopped together"),
     "checked": Package("Type checks for values in untrusted JSON"),
-    "abortable": Package("HTTP connections that another thread can abort"),
+    "abortable": Package("HTTP connections that another thread can abort", "forks"),
     "repeats": Package("Limits warnings that repeat"),
     "serving": Package("HTTP servers with connection limits", "errors repeats"),
     "late": Package("Imports the public names of a package on first use"),
@@ -61,7 +61,7 @@ PACKAGES = {
     ),
     "export": Package(
         "Sends encoded batches to receivers: queue, retry, request sizes, spool, transports",
-        "abortable errors host late model otlp redact text version",
+        "abortable errors forks host late model otlp redact text version",
     ),
     "config": Package(
         "Loads and validates the YAML configuration", "errors export host late model redact text"

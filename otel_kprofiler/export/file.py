@@ -20,6 +20,7 @@ from typing import Final
 
 from otel_kprofiler.errors import ExportError, describe_error
 from otel_kprofiler.export.base import ExportResult, ProfileExporter
+from otel_kprofiler.forks import ProcessLock
 from otel_kprofiler.host import AppendedFile, write_all
 from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause
 
@@ -83,7 +84,7 @@ class FileExporter(ProfileExporter):
         self._path = path
         self._now = now
         self._broken = ""
-        self._busy = threading.Lock()
+        self._busy = ProcessLock()
         self._stopped = threading.Event()
         self._rotation = rotation
         self._file: AppendedFile | None = None
@@ -155,7 +156,7 @@ class FileExporter(ProfileExporter):
         """Close the file. If an export outlasts the timeout, that export closes the file."""
         self._stopped.set()
         # Closing the file during an export could make the export write to a reused descriptor.
-        if self._busy.acquire(timeout=timeout_millis / 1000):
+        if self._busy.acquire(timeout_millis / 1000):
             self._close()
             self._busy.release()
 

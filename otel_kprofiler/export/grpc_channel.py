@@ -6,6 +6,7 @@ threads poll after each call; it also uses a tenth of the memory.
 
 import base64
 import gzip
+import os
 import socket
 import ssl
 import threading
@@ -21,7 +22,7 @@ from otel_kprofiler.export.grpc_status import (
     interpret_failure,
     interpret_response,
 )
-from otel_kprofiler.export.grpc_target import ConnectError, Target, connect, shut_down
+from otel_kprofiler.export.grpc_target import Target, connect, shut_down
 from otel_kprofiler.export.http2 import (
     Http2Connection,
     Http2Error,
@@ -29,7 +30,9 @@ from otel_kprofiler.export.http2 import (
     UnprocessedError,
     set_deadline,
 )
+from otel_kprofiler.export.name_lookup import ConnectError, NameLookups
 from otel_kprofiler.export.retry import Answer
+from otel_kprofiler.forks import ProcessLock
 
 _PROTOCOL: Final = "h2"
 _MAX_TIMEOUT_MS: Final = 99_999_999
@@ -55,7 +58,8 @@ Header = tuple[bytes, bytes]
 class GrpcChannel:
     """A receiver, and the connection to it, which is opened when a call needs it.
 
-    Calls are made by one thread at a time; :meth:`close` may be called by another.
+    Calls are made by one thread at a time; :meth:`close` may be called by another. A forked child
+    opens a connection of its own, and leaves the parent's open.
 
     Args:
         make_context: returns the TLS settings for a new connection; None for plain text.
@@ -88,14 +92,16 @@ class GrpcChannel:
             (b":authority", target.authority.encode()),
             (b"te", b"trailers"),
             (b"content-type", b"application/grpc"),
-            (b"grpc-accept-encoding", b"identity"),
+            (b"grpc-accept-encoding", b"identity,gzip"),
             *([(b"grpc-encoding", b"gzip")] if compresses else []),
             *_encode_metadata(metadata),
         ]
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._closed = threading.Event()
+        self._names = NameLookups()
         self._is_busy = False
         self._abort: Callable[[], object] = lambda: None
+        self._pid = os.getpid()  # the process that opened the connection
         self._socket: socket.socket | None = None
         self._http2: Http2Connection | None = None
 
@@ -108,6 +114,7 @@ class GrpcChannel:
     def call(self, method: str, body: bytes, timeout_s: float) -> Answer:
         """Calls a method, and interprets the response or the failure."""
         with self._lock:
+            self._leave_to_parent()
             if self._closed.is_set():
                 return interpret_failure(_SHUT_DOWN)
             self._is_busy = True
@@ -120,8 +127,9 @@ class GrpcChannel:
                     self.disconnect()
 
     def _call(self, method: str, body: bytes, timeout_s: float) -> Answer:
+        timeout_s = min(timeout_s, _MAX_TIMEOUT_MS / 1000)
         deadline = time.monotonic() + timeout_s
-        timeout = b"%dm" % min(timeout_s * 1000, _MAX_TIMEOUT_MS)
+        timeout = b"%dm" % (timeout_s * 1000)
         headers = [(b":path", method.encode()), *self._headers, (b"grpc-timeout", timeout)]
         try:
             try:
@@ -142,13 +150,15 @@ class GrpcChannel:
         return interpret_failure(failure)
 
     def _exchange(self, headers: list[Header], body: bytes, deadline: float) -> Response:
-        if self._http2 is None or not self._http2.is_usable():
+        if self._http2 is None or not self._http2.is_usable(deadline):
             self.disconnect()
             self._http2 = self._connect(deadline)
         return self._http2.exchange(headers, body, deadline, self._max_bytes)
 
     def _connect(self, deadline: float) -> Http2Connection:
-        self._socket = sock = connect(self._target, self._proxy_url, deadline, self._watch)
+        self._socket = sock = connect(
+            self._target, self._proxy_url, deadline, self._watch, self._names
+        )
         if self._make_context is not None:
             sock = self._start_tls(sock, self._make_context(), deadline)
         return Http2Connection(sock, deadline)
@@ -177,6 +187,7 @@ class GrpcChannel:
 
     def disconnect(self) -> None:
         """Closes the connection; the next call opens a new one. Not thread-safe."""
+        self._leave_to_parent()
         self._http2 = None
         if self._socket is not None:
             # A forked child may share the connection, so closing it does not end it.
@@ -184,9 +195,18 @@ class GrpcChannel:
             self._socket.close()
             self._socket = None
 
+    def _leave_to_parent(self) -> None:
+        """In a forked child, closes the descriptor of the parent's connection."""
+        if self._pid != os.getpid():
+            self._pid, self._is_busy, self._http2 = os.getpid(), False, None
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+
     def close(self) -> None:
         """Aborts a running call; later calls fail. Thread-safe."""
         with self._lock:
+            self._leave_to_parent()
             self._closed.set()
             if self._is_busy:
                 self._abort()

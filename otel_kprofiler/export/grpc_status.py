@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from h2.errors import ErrorCodes
 
 from otel_kprofiler.export.http2 import Headers, Response
+from otel_kprofiler.export.inflate import inflate
 from otel_kprofiler.export.partial_success import parse_partial_success
 from otel_kprofiler.export.retry import Answer, Verdict
 
@@ -51,7 +52,7 @@ RETRYABLE: Final = frozenset(
 """The codes that OTLP defines as retryable, besides RESOURCE_EXHAUSTED with RetryInfo."""
 _TOO_LARGE: Final = re.compile(
     r"message[ \w]*? larger than max|message exceeds (the )?(configured )?max|larger than max size"
-    r"|message length too large|status: 413|(payload|entity) too large",
+    r"|message length too large|status:? 413|(payload|entity) too large",
     re.IGNORECASE,
 )
 """Matches errors about requests that are too large. In order, the alternatives match messages from
@@ -105,17 +106,17 @@ def frame_message(message: bytes, *, is_compressed: bool) -> bytes:
 def interpret_response(response: Response, max_bytes: int) -> Answer:
     """Interprets a response, of whose body at most ``max_bytes`` were read.
 
-    A response whose body is too large or unreadable counts as a success, because the receiver has
-    accepted the request.
+    A success whose body is too large or unreadable still counts as a success, because the receiver
+    has accepted the request. Only a success has a body (gRPC over HTTP/2, "Responses").
     """
-    if response.is_too_large:
+    if response.is_too_large and _is_grpc(response.headers):
         problem = f"it exceeds {max_bytes} bytes"
         return Answer(Verdict.ACCEPTED, Code.OK.name, unreadable=problem)
     status = _read_status(response)
     if status.code is not Code.OK:
         return interpret_failure(status)
     try:
-        partial = parse_partial_success(_read_message(response.body))
+        partial = parse_partial_success(_read_message(response, max_bytes))
     except ValueError as error:
         return Answer(Verdict.ACCEPTED, Code.OK.name, unreadable=str(error))
     return Answer(Verdict.ACCEPTED, Code.OK.name, partial.message, partial.rejected)
@@ -158,7 +159,12 @@ def _parse_code(text: bytes) -> Code:
         return Code.UNKNOWN
 
 
-def _is_text(headers: Mapping[bytes, bytes]) -> bool:
+def _is_grpc(headers: Headers) -> bool:
+    kind = headers.get(b"content-type", b"")
+    return headers.get(b":status") == b"200" and kind.startswith(b"application/grpc")
+
+
+def _is_text(headers: Headers) -> bool:
     return headers.get(b"content-type", b"").startswith(b"text/plain")
 
 
@@ -170,12 +176,18 @@ def _read_details(trailers: Headers) -> bytes:
         return b""
 
 
-def _read_message(body: bytearray) -> bytes:
+def _read_message(response: Response, max_bytes: int) -> bytes:
+    """Returns the message; raises ``ValueError``. Servers may encode it like the request."""
+    body = response.body
     if not body:
         raise ValueError("it has no message")
-    if body[0] or int.from_bytes(body[1:_PREFIX_BYTES], "big") != len(body) - _PREFIX_BYTES:
-        raise ValueError("it is not one uncompressed message")
-    return bytes(body[_PREFIX_BYTES:])
+    if int.from_bytes(body[1:_PREFIX_BYTES], "big") != len(body) - _PREFIX_BYTES:
+        raise ValueError("it is not one message")
+    message = bytes(body[_PREFIX_BYTES:])
+    if not body[0]:
+        return message
+    encoding = response.headers.get(b"grpc-encoding", b"identity").decode("latin-1")
+    return inflate(message, encoding, max_bytes)
 
 
 def parse_limit(text: str) -> int:

@@ -5,19 +5,18 @@ import contextlib
 import errno
 import ipaddress
 import os
-import queue
 import re
 import select
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import proxy_bypass
 
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.http2 import send_all, set_deadline
+from otel_kprofiler.export.name_lookup import ConnectError, NameLookups, Watch
 from otel_kprofiler.redact import redact_address
 
 _HTTPS_PORT: Final = 443
@@ -26,14 +25,6 @@ _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*):(?!\d+$)", re.IGNORECASE)
 _MAX_PROXY_BYTES: Final = 65536
 _END: Final = b"\r\n\r\n"
 _PROXY_STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})[^\r\n]*")
-
-Watch = Callable[[Callable[[], object]], None]
-"""Called before each step, with a function that aborts the step from another thread. Raises
-:class:`ConnectError` if no further step may begin."""
-
-
-class ConnectError(Exception):
-    """No connection could be opened; the message names the address and the reason."""
 
 
 class Target(NamedTuple):
@@ -51,8 +42,8 @@ class Target(NamedTuple):
 
     @property
     def server_name(self) -> str:
-        """Returns the name that the receiver's certificate must have."""
-        return self.hosts[0][0] if self.hosts else self.authority
+        """Returns the name that the receiver's certificate must have (RFC 6066, section 3)."""
+        return self.hosts[0][0].rstrip(".") if self.hosts else self.authority
 
 
 def parse_target(text: str) -> Target:
@@ -94,11 +85,14 @@ def _parse_host(text: str) -> tuple[str, int]:
     return url.hostname, _HTTPS_PORT if url.port is None else url.port
 
 
-def connect(target: Target, proxy_url: str, deadline: float, watch: Watch) -> socket.socket:
+def connect(
+    target: Target, proxy_url: str, deadline: float, watch: Watch, names: NameLookups
+) -> socket.socket:
     """Connects to a receiver, through the proxy unless the receiver is in ``NO_PROXY``.
 
     Args:
         deadline: a time of ``time.monotonic()``.
+        names: resolves the name of the receiver or the proxy.
 
     Raises:
         ConnectError: the receiver or the proxy cannot be reached, or the proxy refuses.
@@ -108,16 +102,18 @@ def connect(target: Target, proxy_url: str, deadline: float, watch: Watch) -> so
         shown = target.path.replace("\0", "@")
         return _open(socket.AF_UNIX, target.path, shown, deadline, watch)
     if proxy_url and not proxy_bypass(target.server_name):
-        return _connect_through(proxy_url, target.authority, deadline, watch)
-    return _connect_to(target.hosts, deadline, watch)
+        return _connect_through(proxy_url, show_host(*target.hosts[0]), deadline, watch, names)
+    return _connect_to(target.hosts, deadline, watch, names)
 
 
-def _connect_to(hosts: tuple[tuple[str, int], ...], deadline: float, watch: Watch) -> socket.socket:
+def _connect_to(
+    hosts: tuple[tuple[str, int], ...], deadline: float, watch: Watch, names: NameLookups
+) -> socket.socket:
     """Tries all addresses in turn; each may take an equal part of the time that is left."""
     addresses = [
-        (family, address, _show(host, port))
+        (family, address, show_host(host, port))
         for host, port in hosts
-        for family, address in _resolve(host, port, deadline, watch)
+        for family, address in names.resolve(host, port, deadline, watch)
     ]
     failure: Exception = ConnectError("the receiver's name has no address")
     for number, (family, address, shown) in enumerate(addresses):
@@ -130,22 +126,23 @@ def _connect_to(hosts: tuple[tuple[str, int], ...], deadline: float, watch: Watc
     raise failure
 
 
-def _show(host: str, port: int) -> str:
+def show_host(host: str, port: int) -> str:
+    """Returns a host and its port, as in URLs and requests."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _open(
     family: socket.AddressFamily, address: Any, shown: str, deadline: float, watch: Watch
 ) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        with _explained(f"cannot connect to {shown}"):
+    with _explained(f"cannot connect to {shown}"):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
             _attempt(sock, address, deadline, watch)
             if family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except BaseException:
-        sock.close()
-        raise
+        except BaseException:
+            sock.close()
+            raise
     return sock
 
 
@@ -185,41 +182,8 @@ def shut_down(sock: socket.socket) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-def _resolve(
-    host: str, port: int, deadline: float, watch: Watch
-) -> Iterator[tuple[socket.AddressFamily, Any]]:
-    """Resolves a name in another thread, because ``getaddrinfo`` cannot be interrupted."""
-    results = queue.SimpleQueue[list[Any] | OSError]()
-
-    def resolve(flags: int = 0) -> None:
-        try:
-            results.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags))
-        except OSError as error:
-            results.put(error)
-        except UnicodeError:  # a label is empty or too long
-            results.put(OSError(f"{host!r} is not a valid name"))
-
-    resolve(socket.AI_NUMERICHOST)
-    resolved = results.get()
-    if isinstance(resolved, OSError):
-        thread = threading.Thread(target=resolve, name="kprofiler-dns", daemon=True)
-        watch(lambda: results.put(OSError("the exporter was shut down")))
-        try:
-            thread.start()
-        except RuntimeError:  # since Python 3.12, during interpreter shutdown
-            resolve()
-        try:
-            resolved = results.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            raise TimeoutError(f"cannot resolve {host}: no response") from None
-    if isinstance(resolved, OSError):
-        raise ConnectError(f"cannot resolve {host}: {resolved.strerror or resolved}")
-    for family, _, _, _, address in resolved:
-        yield family, address
-
-
 def _connect_through(
-    proxy_url: str, authority: str, deadline: float, watch: Watch
+    proxy_url: str, authority: str, deadline: float, watch: Watch, names: NameLookups
 ) -> socket.socket:
     url = urlsplit(proxy_url)
     host, port = url.hostname or "", url.port or 80
@@ -228,7 +192,7 @@ def _connect_through(
         credentials = f"{unquote(url.username)}:{unquote(url.password or '')}"
         encoded = base64.b64encode(credentials.encode()).decode()
         headers.append(f"Proxy-Authorization: Basic {encoded}")
-    sock = _connect_to(((host, port),), deadline, watch)
+    sock = _connect_to(((host, port),), deadline, watch, names)
     try:
         with _explained(f"the proxy {host}:{port}"):
             _open_tunnel(sock, authority, headers, deadline)

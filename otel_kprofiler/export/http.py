@@ -8,6 +8,7 @@ aborted, even if data is still arriving.
 import contextlib
 import dataclasses
 import gzip
+import os
 import threading
 from typing import Final, Unpack
 from urllib.parse import unquote, urlsplit
@@ -92,6 +93,7 @@ class OtlpHttpExporter(OtlpSender):
             tls.read()
         # Pass this with each request, because environment variables override the session's value.
         self._verify: bool | str = not tls.insecure_skip_verify and (tls.ca_file or True)
+        self._pid = os.getpid()  # the process that opened the connection
         self._adapter = AbortableAdapter()
         self._session = session = PlainSession(self._adapter, user_agent())
         session.trust_env = proxy_url is None
@@ -109,6 +111,7 @@ class OtlpHttpExporter(OtlpSender):
         return gzip.compress(batch.payload, 6, mtime=0) if self._compress else batch.payload
 
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
+        self._leave_to_parent()
         if self._tls_files and self._tls_files.renew():
             self._session.close()  # later connections use the new TLS files
         late = threading.Event()
@@ -168,7 +171,13 @@ class OtlpHttpExporter(OtlpSender):
                 received = Body(b"", late_text)
         return parse_response(status, headers, received, self._batch_form)
 
+    def _leave_to_parent(self) -> None:
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._adapter.leave_to_parent()
+
     def _close(self) -> None:
+        self._leave_to_parent()
         self._adapter.abort()
         self._session.close()
 

@@ -110,7 +110,10 @@ class Http2Connection:
         self._response = Response()
         self._is_idle = self._can_send = True
         self._has_settings = False
-        config = H2Configuration(client_side=True, header_encoding=None)
+        # gRPC does not encode spaces at the ends of messages, which h2 would reject.
+        config = H2Configuration(
+            client_side=True, header_encoding=None, validate_inbound_headers=False
+        )
         self._http2 = _Protocol(config)
         self._http2.local_settings = Settings(
             client=True,
@@ -126,17 +129,20 @@ class Http2Connection:
         except Http2Error as error:
             raise Http2Error(f"no HTTP/2 response; is this a gRPC port? ({error})") from error
 
-    def is_usable(self) -> bool:
+    def is_usable(self, deadline: float) -> bool:
         """Handles input that has arrived; returns whether another request can be sent."""
         self._socket.settimeout(0)
         try:
-            while self._is_idle:
+            while self._is_idle and time.monotonic() < deadline:
                 self._take(self._socket.recv(_RECEIVE_BYTES))
         except (BlockingIOError, ssl.SSLWantReadError):
-            return self._last_stream is None
+            return not self._is_closing()
         except (OSError, Http2Error):
             pass
         return False
+
+    def _is_closing(self) -> bool:
+        return self._last_stream is not None
 
     def exchange(
         self, headers: Iterable[tuple[bytes, bytes]], body: bytes, deadline: float, max_bytes: int
@@ -146,6 +152,8 @@ class Http2Connection:
         After an exception (``TimeoutError``, ``OSError``, :class:`Http2Error`), a reset, a response
         that is too large, or a response to a part of the request, the connection is unusable.
         """
+        if self._is_closing():
+            raise UnprocessedError("the receiver is closing the connection")
         self._is_idle = False
         self._response = response = Response()
         unsent = memoryview(body)

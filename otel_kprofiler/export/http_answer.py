@@ -8,11 +8,11 @@ import email.utils
 import json
 import re
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
+from otel_kprofiler.export.inflate import inflate
 from otel_kprofiler.export.partial_success import PartialSuccess, parse_partial_success
 from otel_kprofiler.export.retry import Answer, Verdict
 from otel_kprofiler.export.sender import MAX_RESPONSE_BYTES
@@ -34,8 +34,6 @@ _TOO_LARGE: Final = re.compile(
 )
 """Matches error messages about oversized requests in responses whose status is not 413. A Collector
 responds with status 400 and the error message of Go's ``http.MaxBytesReader``."""
-_GZIP_WINDOW_BITS: Final = 47
-"""Accepts gzip and zlib with any window size (zlib manual, inflateInit2)."""
 
 
 class Body(NamedTuple):
@@ -72,16 +70,10 @@ def _decode(headers: Mapping[str, str], body: Body) -> Body:
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if body.problem or not body.content or encoding in {"", "identity"}:
         return body
-    if encoding not in {"gzip", "x-gzip", "deflate"}:
-        return Body(b"", f"it has the unsupported content encoding {encoding[:20]!r}")
-    inflater = zlib.decompressobj(_GZIP_WINDOW_BITS)
     try:
-        content = inflater.decompress(body.content, MAX_RESPONSE_BYTES + 1)
-    except zlib.error:
-        return Body(b"", f"it is not valid {encoding} data")
-    if len(content) > MAX_RESPONSE_BYTES:
-        return Body(b"", f"it exceeds {MAX_RESPONSE_BYTES} bytes")
-    return Body(content) if inflater.eof else Body(b"", f"its {encoding} data is truncated")
+        return Body(inflate(body.content, encoding, MAX_RESPONSE_BYTES))
+    except ValueError as error:
+        return Body(b"", str(error))
 
 
 def _delivered(name: str, headers: Mapping[str, str], body: Body, form: Form) -> Answer:

@@ -16,6 +16,7 @@ from otel_kprofiler.export.client import ClientSettings, Signal
 from otel_kprofiler.export.request_size import RequestSize
 from otel_kprofiler.export.retry import Answer, Verdict, attempt_until_settled
 from otel_kprofiler.export.tls_files import TlsFiles, find_fix
+from otel_kprofiler.forks import ProcessLock
 from otel_kprofiler.model import Batch, LossCause, SampleCounts
 from otel_kprofiler.redact import Secrets
 from otel_kprofiler.text import describe_count
@@ -83,7 +84,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self._timeout_s = settings.timeout_s
         self._retry = settings.retry
         self._stop = threading.Event()
-        self._busy = threading.Lock()
+        self._busy = ProcessLock()
         self._closed = False
         self._warned: set[str] = set()
         self._noted: set[str] = set()  # keys of messages that are logged only once
@@ -296,7 +297,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Wait for a running export. Return False on timeout."""
-        if not self._busy.acquire(timeout=max(timeout_millis, 0) / 1000):
+        if not self._busy.acquire(max(timeout_millis, 0) / 1000):
             return False
         self._busy.release()
         return True

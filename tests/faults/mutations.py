@@ -44,7 +44,10 @@ WATCHDOG, RUN = "otel_kprofiler/agent/watchdog.py", "otel_kprofiler/cli/run.py"
 LOGS, OUTPUTS = "otel_kprofiler/agent/logs.py", "tests/faults/test_outputs.py"
 SERVING, PARTS = "otel_kprofiler/serving.py", "tests/unit/test_agent_parts.py"
 SOURCES = ("otel_kprofiler/viewing/source_files.py", "tests/unit/viewing/test_source_files.py")
-CALLS, RECEIVED = "otel_kprofiler/viewing/grpc_receiver.py", "tests/unit/viewing/test_receiver.py"
+GRPC_VIEW, RECEIVED = (
+    "otel_kprofiler/viewing/grpc_receiver.py",
+    "tests/unit/viewing/test_receiver.py",
+)
 CLOCK, AGENT = "otel_kprofiler/clock.py", "otel_kprofiler/agent/agent.py"
 WINDOWS, EVENTS = "otel_kprofiler/pipeline/windows.py", "otel_kprofiler/sampling/events.py"
 LINKS = "otel_kprofiler/host/links.py"
@@ -156,9 +159,12 @@ MUTATIONS = [
     Mutation("TLS: wrong CA", HTTP, "not tls.insecure_skip_verify and (tls.ca_file or True)", "False", f"{RECEIVERS}::test_data_is_sent_only_over_tls_1_2_or_newer_and_only_to_verified_receivers"),
     Mutation("receiver going away", HTTP2, "                self._last_stream = last & _STREAM_BITS\n", "                pass\n", f"{CALLS}::test_a_receiver_that_goes_away_may_still_respond"),
     Mutation("request that the receiver has not processed", CHANNEL, "            except UnprocessedError:\n                response = self._exchange(headers, body, deadline)\n", "            except ZeroDivisionError:\n                raise\n", f"{CALLS}::test_a_request_that_was_not_processed_is_sent_again_once"),
-    Mutation("connection that the receiver has closed", CHANNEL, "self._http2 is None or not self._http2.is_usable()", "self._http2 is None", f"{CALLS}::test_a_connection_that_the_receiver_closed_while_idle_is_replaced"),
+    Mutation("connection that the receiver has closed", CHANNEL, "self._http2 is None or not self._http2.is_usable(deadline)", "self._http2 is None", f"{CALLS}::test_a_connection_that_the_receiver_closed_while_idle_is_replaced"),
     Mutation("connection without HTTP/2", CHANNEL, "secure.selected_alpn_protocol() != _PROTOCOL", "False", f"{CALLS}::test_a_receiver_that_offers_no_http2_over_tls_is_named"),
-    Mutation("name server that does not respond", "otel_kprofiler/export/grpc_target.py", "resolved = results.get(timeout=max(0.0, deadline - time.monotonic()))", "resolved = results.get(timeout=60)", f"{CALLS}::test_a_hanging_name_server_does_not_extend_a_call"),
+    Mutation("name server that does not respond", "otel_kprofiler/export/name_lookup.py", "results.get(timeout=max(0.0, deadline - time.monotonic()))", "results.get(timeout=60)", f"{CALLS}::test_a_hanging_name_server_does_not_extend_a_call"),
+    Mutation("name server that responds after the time limit", "otel_kprofiler/export/name_lookup.py", "            self._running[key] = results\n", "", f"{CALLS}::test_a_name_server_that_responds_after_the_time_limit_is_of_use"),
+    Mutation("receiver that compresses responses", "otel_kprofiler/export/grpc_status.py", "    if not body[0]:\n", "    if True:\n", f"{CALLS}::test_a_compressed_response_is_read"),
+    Mutation("child forked from a process with a connection", CHANNEL, "if self._pid != os.getpid():", "if False:", f"{CALLS}::test_a_forked_child_leaves_the_connection_to_its_parent"),
     Mutation("TLS: renewed files over gRPC", "otel_kprofiler/export/grpc.py", "            self._channel.disconnect()\n", "            pass\n", "tests/faults/test_tls.py::test_renewed_tls_files_are_used_once_key_and_certificate_match"),
     Mutation("TLS: renewed files over HTTP", HTTP, "            self._session.close()  # later connections use the new TLS files\n", "            pass\n", "tests/faults/test_tls.py::test_renewed_tls_files_are_used_once_key_and_certificate_match"),
     Mutation("TLS: a file is missing", HTTP, "        except OSError as error:  # a TLS file", "        except ZeroDivisionError as error:  # a TLS file", "tests/faults/test_tls.py::test_export_resumes_once_a_missing_key_file_exists"),
@@ -227,11 +233,11 @@ MUTATIONS = [
     Mutation("view: headers without an end", SERVING, "        if self._left < 0:\n", "        if False:\n", "tests/unit/test_serving.py"),
     Mutation("health: another process has the port at startup", "otel_kprofiler/agent/health.py", "            if not waits or error.errno != errno.EADDRINUSE:\n", "            if True:\n", f"{PARTS}::test_the_agent_waits_until_its_port_is_free"),
     Mutation("health: DNS rebinding", "otel_kprofiler/agent/health.py", '        if "Host" in self.headers and is_loopback(self.server.host) and not self.is_named():\n', "        if False:\n", "tests/unit/test_serving.py"),
-    Mutation("view: calls whose message never comes", CALLS, "            context.cancel()\n", "            pass\n", f"{RECEIVED}::test_calls_whose_messages_never_arrive_do_not_block_others"),
-    Mutation("view: idle connections of gRPC", CALLS, '    ("grpc.max_connection_idle_ms", 10_000),\n', "", f"{RECEIVED}::test_idle_connections_are_closed"),
-    Mutation("view: many connections of gRPC", CALLS, '    ("grpc.max_allowed_incoming_connections", 256),\n', "", f"{RECEIVED}::test_the_number_of_connections_is_limited"),
-    Mutation("view: rapid reset", CALLS, '    ("grpc.max_concurrent_streams", 16),\n    # A call that is reset immediately still uses memory until it is handled.\n    ("grpc.server.max_pending_requests", 64),\n    ("grpc.server.max_pending_requests_hard_limit", 128),\n', "", f"{RECEIVED}::test_calls_reset_immediately_by_clients_use_little_memory"),
-    Mutation("view: calls above the limit", CALLS, "_refuse_busy if is_busy else self._export", "self._export", f"{RECEIVED}::test_calls_above_the_limit_are_answered_with_a_retry_delay"),
+    Mutation("view: calls whose message never comes", GRPC_VIEW, "            context.cancel()\n", "            pass\n", f"{RECEIVED}::test_calls_whose_messages_never_arrive_do_not_block_others"),
+    Mutation("view: idle connections of gRPC", GRPC_VIEW, '    ("grpc.max_connection_idle_ms", 10_000),\n', "", f"{RECEIVED}::test_idle_connections_are_closed"),
+    Mutation("view: many connections of gRPC", GRPC_VIEW, '    ("grpc.max_allowed_incoming_connections", 256),\n', "", f"{RECEIVED}::test_the_number_of_connections_is_limited"),
+    Mutation("view: rapid reset", GRPC_VIEW, '    ("grpc.max_concurrent_streams", 16),\n    # A call that is reset immediately still uses memory until it is handled.\n    ("grpc.server.max_pending_requests", 64),\n    ("grpc.server.max_pending_requests_hard_limit", 128),\n', "", f"{RECEIVED}::test_calls_reset_immediately_by_clients_use_little_memory"),
+    Mutation("view: calls above the limit", GRPC_VIEW, "_refuse_busy if is_busy else self._export", "self._export", f"{RECEIVED}::test_calls_above_the_limit_are_answered_with_a_retry_delay"),
     Mutation("view: files that no frame names", "otel_kprofiler/viewing/server.py", "if not path or not self.server.names_file(path):", "if not path:", f"{SOURCES[1]}::test_only_files_named_in_the_profile_are_served"),
     Mutation("view: source files for other hosts", "otel_kprofiler/viewing/server.py", "        if self._user is None:\n", "        if False:\n", f"{SOURCES[1]}::test_no_source_file_is_served_to_other_hosts"),
     Mutation("view: files that are no source", SOURCES[0], "    if not _is_source(path, data):\n", "    if False:\n", f"{SOURCES[1]}::test_only_source_files_are_read"),

@@ -1,4 +1,4 @@
-"""The code that each mutation replaces exists in the source."""
+"""The code that each mutation replaces, and the test that must fail, exist."""
 
 import pytest
 
@@ -12,7 +12,9 @@ from tests.truth.python import mutations as python
 def test_the_code_replaced_by_each_mutation_occurs_exactly_once(mutation):
     assert (ROOT / mutation.path).read_text().count(mutation.old) == 1
     for test in mutation.test.split():
-        assert (ROOT / test.partition("::")[0]).exists()
+        path, _, name = test.partition("::")
+        source = (ROOT / path).read_text()
+        assert not name or f"def {name.partition('[')[0]}(" in source
 
 
 @pytest.mark.parametrize(

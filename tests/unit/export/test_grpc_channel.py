@@ -1,22 +1,29 @@
 """gRPC calls over HTTP/2, tested with a server that sends chosen frames."""
 
 import base64
+import gzip
 import random
 import socket
 import ssl
 import threading
 import time
+import zlib
 
 import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
+from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
+    ExportProfilesPartialSuccess,
+    ExportProfilesServiceResponse,
+)
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export import grpc_target
+from otel_kprofiler.export import grpc_target, name_lookup
 from otel_kprofiler.export.grpc_channel import GrpcChannel
 from otel_kprofiler.export.grpc_target import Target, parse_target
 from otel_kprofiler.export.retry import Verdict
 from tests.http2_server import HEADERS, Http2Server, answer_all
+from tests.raw_forks import python_fork, run_in_child
 from tests.servers import HttpServer, forward
 from tests.waiting import call_in_thread
 
@@ -25,6 +32,7 @@ pytestmark = pytest.mark.system
 METHOD = "/service/Export"
 LARGE = random.Random(1).randbytes(300_000)
 MIB = 1 << 20
+CALLED = ("True", 0)
 
 
 def open_channel(target, *, make_context=None, proxy_url="", metadata=None, compresses=False):
@@ -244,25 +252,16 @@ def test_a_reset_has_a_code(channel_to, error, code):
     ("body", "problem"),
     [
         (b"", "no message"),
-        (b"\0\0\0\0\5ab", "not one uncompressed message"),
-        (b"\1\0\0\0\1a", "not one uncompressed message"),
-        (b"\0\0\0\0\1a\0\0\0\0\1a", "not one uncompressed message"),
+        (b"\0\0\0\0\5ab", "not one message"),
+        (b"\1\0\0\0\1a", "unsupported content encoding 'identity'"),
+        (b"\0\0\0\0\1a\0\0\0\0\1a", "not one message"),
         (b"\0" + bytes(MIB), "exceeds"),
     ],
 )
 def test_an_unreadable_success_counts_as_delivery(channel_to, body, problem):
     def serve(peer):
         stream, _ = peer.read_request()
-        peer.http2.send_headers(stream, HEADERS)
-        sent = 0
-        while sent < len(body):
-            size = min(peer.http2.local_flow_control_window(stream), 16384, len(body) - sent)
-            if size:
-                peer.http2.send_data(stream, body[sent : sent + size])
-                sent += size
-                peer.flush()
-            else:
-                peer.receive()
+        send_body(peer, stream, body)
         peer.http2.send_headers(stream, [("grpc-status", "0")], end_stream=True)
         peer.flush()
 
@@ -270,6 +269,183 @@ def test_an_unreadable_success_counts_as_delivery(channel_to, body, problem):
         answer = call(channel_to(server))
     assert answer.verdict is Verdict.ACCEPTED
     assert problem in answer.unreadable
+
+
+def send_body(peer, stream, body, headers=HEADERS):
+    """Sends a response as fast as flow control allows, but does not end it."""
+    peer.http2.send_headers(stream, headers)
+    sent = 0
+    while sent < len(body):
+        size = min(peer.http2.local_flow_control_window(stream), 16384, len(body) - sent)
+        if size:
+            peer.http2.send_data(stream, body[sent : sent + size])
+            sent += size
+            peer.flush()
+        else:
+            peer.receive()
+
+
+PARTIAL = ExportProfilesServiceResponse(
+    partial_success=ExportProfilesPartialSuccess(rejected_profiles=3, error_message="too old")
+).SerializeToString()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_compressed_response_is_read(channel_to, encoding):
+    """grpc-go encodes a response like the request, whatever encodings the client accepts."""
+    bits = {"gzip": 31, "deflate": 15}[encoding]
+
+    def serve(peer):
+        compressor = zlib.compressobj(wbits=bits)
+        content = compressor.compress(PARTIAL) + compressor.flush()
+        peer.respond(peer.read_request()[0], content, encoding=encoding)
+
+    with Http2Server(serve) as server:
+        answer = call(channel_to(server, compresses=True))
+    assert (answer.rejected_profiles, answer.message, answer.unreadable) == (3, "too old", "")
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "problem"),
+    [
+        (gzip.compress(bytes(2 * MIB)), "gzip", f"exceeds {MIB} bytes"),
+        (gzip.compress(PARTIAL)[:-4], "gzip", "truncated"),
+        (PARTIAL, "gzip", "not valid gzip"),
+        (PARTIAL, "snappy", "unsupported content encoding 'snappy'"),
+    ],
+)
+def test_a_response_that_cannot_be_decompressed_counts_as_delivery(
+    channel_to, content, encoding, problem
+):
+    def serve(peer):
+        peer.respond(peer.read_request()[0], content, encoding=encoding)
+
+    with Http2Server(serve) as server:
+        answer = call(channel_to(server))
+    assert answer.verdict is Verdict.ACCEPTED
+    assert problem in answer.unreadable
+
+
+def test_a_message_may_end_with_a_space(channel_to):
+    """gRPC percent-encodes no spaces, although HTTP/2 forbids them at the ends of values."""
+
+    def serve(peer):
+        refused = trailers(grpc_status="3", grpc_message="cannot parse: ")
+        peer.respond(peer.read_request()[0], trailers=refused)
+        peer.respond(peer.read_request()[0], trailers=trailers(grpc_status="0", note=" stored "))
+
+    with Http2Server(serve) as server:
+        channel = channel_to(server)
+        answer = call(channel)
+        assert (answer.verdict, answer.status) == (Verdict.REFUSED, "INVALID_ARGUMENT")
+        assert answer.message == "cannot parse: "
+        assert call(channel).verdict is Verdict.ACCEPTED
+        channel.close()
+        assert server.connections == 1
+
+
+def test_a_request_that_a_proxy_considers_too_large_can_be_divided(channel_to):
+    def serve(peer):
+        stream, _ = peer.read_request()
+        send_body(peer, stream, b"<html>", [(":status", "413"), ("content-type", "text/html")])
+        peer.http2.end_stream(stream)
+        peer.flush()
+
+    with Http2Server(serve) as server:
+        assert call(channel_to(server)).verdict is Verdict.TOO_LARGE
+
+
+def test_a_failure_with_a_large_body_is_a_failure(channel_to):
+    def serve(peer):
+        headers = [(":status", "502"), ("content-type", "text/html")]
+        send_body(peer, peer.read_request()[0], bytes(2 * MIB), headers)
+
+    with Http2Server(serve) as server:
+        channel = channel_to(server)
+        answer = call(channel)
+        channel.close()
+    assert (answer.verdict, answer.status) == (Verdict.RETRY, "UNAVAILABLE")
+
+
+def test_a_connection_that_the_receiver_closes_at_once_is_replaced(channel_to):
+    """The GOAWAY frame arrives with the settings, and the receiver does not disconnect."""
+
+    def go_away(peer):
+        peer.send_goaway(0)
+        while True:
+            peer.receive()
+
+    with Http2Server(go_away) as server:
+        channel = channel_to(server)
+        answer = call(channel)
+        assert (answer.verdict, answer.status) == (Verdict.RETRY, "UNAVAILABLE")
+        assert "closing the connection" in answer.message
+        channel.close()
+
+
+def test_a_receiver_that_only_sends_pings_does_not_extend_the_time_limit(channel_to):
+    stop = threading.Event()
+
+    def serve(peer):
+        peer.respond(peer.read_request()[0])
+        while not stop.is_set():
+            peer.http2.ping(b"12345678")
+            peer.flush()
+
+    with Http2Server(serve) as server:
+        channel = channel_to(server)
+        assert call(channel).verdict is Verdict.ACCEPTED
+        began = time.monotonic()
+        answer = call(channel, timeout_s=0.5)
+        assert answer.status in {"DEADLINE_EXCEEDED", "UNAVAILABLE"}
+        assert time.monotonic() - began < 30
+        stop.set()
+        channel.close()
+
+
+def test_a_forked_child_leaves_the_connection_to_its_parent(channel_to):
+    with Http2Server(answer_all) as server, Http2Server(answer_all) as other:
+        channel = channel_to(server)
+        assert call(channel).verdict is Verdict.ACCEPTED
+
+        def call_and_close():
+            channel._target = parse_target(f"127.0.0.1:{other.port}")
+            accepted = call(channel).verdict is Verdict.ACCEPTED
+            channel.close()
+            return accepted
+
+        assert run_in_child(python_fork, call_and_close) == CALLED
+        assert other.connections == 1
+        assert run_in_child(python_fork, lambda: channel.close() is None) == CALLED
+        assert call(channel).verdict is Verdict.ACCEPTED
+        assert server.connections == 1
+        channel.close()
+
+
+def test_a_child_that_is_forked_during_a_call_can_call(channel_to):
+    called, forked = threading.Event(), threading.Event()
+
+    def serve(peer):
+        stream, _ = peer.read_request()
+        called.set()
+        assert forked.wait(60)
+        peer.respond(stream)
+
+    with Http2Server(serve) as server, Http2Server(answer_all) as other:
+        channel = channel_to(server)
+        result = call_in_thread(lambda: call(channel))
+        assert called.wait(30)
+
+        def call_and_close():
+            channel._target = parse_target(f"127.0.0.1:{other.port}")
+            accepted = call(channel).verdict is Verdict.ACCEPTED
+            channel.close()
+            return accepted
+
+        assert run_in_child(python_fork, call_and_close) == CALLED
+        forked.set()
+        assert result.result(60).verdict is Verdict.ACCEPTED
+        channel.close()
 
 
 def test_a_response_that_trickles_in_does_not_extend_the_time_limit(channel_to):
@@ -403,7 +579,7 @@ def test_a_hanging_name_server_does_not_extend_a_call(monkeypatch, is_closed):
         end.wait(600)
         return []
 
-    monkeypatch.setattr(grpc_target.socket, "getaddrinfo", hang)
+    monkeypatch.setattr(name_lookup.socket, "getaddrinfo", hang)
     channel = open_channel("collector.example:4317")
     result = call_in_thread(lambda: call(channel, timeout_s=600 if is_closed else 0.2))
     assert resolving.wait(60)
@@ -413,6 +589,28 @@ def test_a_hanging_name_server_does_not_extend_a_call(monkeypatch, is_closed):
     end.set()
     assert answer.status == ("CANCELLED" if is_closed else "DEADLINE_EXCEEDED")
     channel.close()
+
+
+def test_a_name_server_that_responds_after_the_time_limit_is_of_use(monkeypatch):
+    lookups, end = [], threading.Event()
+    real = socket.getaddrinfo
+
+    def look_up(host, port, *, flags, **options):
+        if flags:
+            raise socket.gaierror(socket.EAI_NONAME, "not an address")
+        lookups.append(host)
+        end.wait(600)
+        return real("127.0.0.1", port, flags=socket.AI_NUMERICHOST, **options)
+
+    monkeypatch.setattr(name_lookup.socket, "getaddrinfo", look_up)
+    with Http2Server(answer_all) as server:
+        channel = open_channel(f"collector.example:{server.port}")
+        for _ in range(3):
+            assert call(channel, timeout_s=0.1).status == "DEADLINE_EXCEEDED"
+        end.set()
+        assert call(channel).verdict is Verdict.ACCEPTED
+        channel.close()
+    assert lookups == ["collector.example"]
 
 
 def test_an_unknown_name_is_reported():
@@ -497,6 +695,10 @@ def test_requests_go_through_a_proxy(monkeypatch):
         assert call(channel).verdict is Verdict.ACCEPTED
         channel.close()
         assert proxy.requests[0].startswith("CONNECT collector.invalid:4317 HTTP/1.1\r\n")
+        channel = open_channel("dns:///collector.invalid", proxy_url=url)
+        assert call(channel).verdict is Verdict.ACCEPTED
+        channel.close()
+        assert proxy.requests.pop().startswith("CONNECT collector.invalid:443 HTTP/1.1\r\n")
         assert base64.b64encode(b"me:p@ss").decode() in proxy.requests[0]
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         channel = open_channel(f"127.0.0.1:{server.port}", proxy_url=url)
@@ -565,6 +767,12 @@ def test_metadata_is_sent_with_each_request():
 )  # fmt: skip
 def test_targets_are_parsed(text, target):
     assert parse_target(text) == target
+
+
+def test_a_certificate_contains_no_final_dot():
+    target = parse_target("collector.example.:4317")
+    assert target.hosts == (("collector.example.", 4317),)
+    assert target.server_name == "collector.example"
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,16 @@ from otel_kprofiler.export import (
 from otel_kprofiler.export.http import parse_endpoint
 from otel_kprofiler.export.http_answer import parse_retry_after
 from otel_kprofiler.model import Form, LossCause
+from tests.raw_forks import python_fork, run_in_child
 from tests.servers import free_port
 from tests.unit.export.answers import partial_success as partial
 from tests.unit.export.answers import start_export
+from tests.waiting import call_in_thread
 
 pytestmark = pytest.mark.system
 
 SUCCESS = ExportOutcome.SUCCESS
+CALLED = ("True", 0)
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 JSON = {"Content-Type": "application/json; charset=utf-8"}
 PATH = "/v1development/profiles"
@@ -91,6 +94,48 @@ def test_several_batches_are_sent_over_one_connection(http_receiver, open_export
     for _ in range(3):
         assert exporter.export(batch()).outcome is SUCCESS
     assert len(ports) == 1
+
+
+def test_a_forked_child_leaves_the_connection_to_its_parent(http_receiver, open_exporter, batch):
+    ports = []
+
+    def answer(handler):
+        ports.append(handler.client_address[1])
+        handler.close_connection = False
+        handler.reply(200)
+
+    exporter = open_exporter()
+    http_receiver.answer(answer)
+
+    def export_and_shut_down():
+        delivered = exporter.export(batch()).outcome is SUCCESS
+        exporter.shutdown()
+        return delivered
+
+    assert exporter.export(batch()).outcome is SUCCESS
+    assert run_in_child(python_fork, export_and_shut_down) == CALLED
+    assert run_in_child(python_fork, lambda: exporter.shutdown() is None) == CALLED
+    assert exporter.export(batch()).outcome is SUCCESS
+    parents, childs, again = ports
+    assert parents == again != childs
+
+
+def test_a_child_that_is_forked_during_an_export_can_export(http_receiver, open_exporter, batch):
+    arrived, forked = threading.Event(), threading.Event()
+
+    def answer(handler):
+        if not arrived.is_set():
+            arrived.set()
+            assert forked.wait(60)
+        handler.reply(200)
+
+    exporter = open_exporter()
+    http_receiver.answer(answer)
+    result = call_in_thread(exporter.export, batch())
+    assert arrived.wait(30)
+    assert run_in_child(python_fork, lambda: exporter.export(batch()).outcome is SUCCESS) == CALLED
+    forked.set()
+    assert result.result(60).outcome is SUCCESS
 
 
 def test_attempts_have_separate_timeouts(http_receiver, open_exporter, batch, monkeypatch):
