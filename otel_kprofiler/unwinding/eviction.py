@@ -1,13 +1,10 @@
 """Tracks loaded tables and their sizes, and selects tables to evict for a new one."""
 
-from collections.abc import Hashable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
-
-_MOST_FILES: Final = 64
-"""Maximum number of files that share a table. Entries of files are removed only with the table."""
 
 
 class Limits(NamedTuple):
@@ -26,26 +23,12 @@ class Limits(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A loaded table.
+    """A loaded table; ``loaded_ns`` is a boottime, or 0 if no sample has requested the table."""
 
-    Attributes:
-        loaded_ns: a boottime, or 0 if no sample has requested the table.
-        serial: the number in the table's header.
-        identity: equal for files with the same content; None if unknown.
-        files: the files that use the table, and first the file that it was loaded from.
-    """
-
+    key: FileKey
     slot: int
     size: int
     loaded_ns: int
-    serial: int
-    identity: Hashable
-    files: list[FileKey]
-
-    @property
-    def key(self) -> FileKey:
-        """Returns the file that the table was loaded from."""
-        return self.files[0]
 
 
 class Claim(NamedTuple):
@@ -70,7 +53,6 @@ class TableSpace:
         self.bytes = 0
         """Number of bytes used by tables, including those being loaded or removed."""
         self.tables: dict[FileKey, Table] = {}
-        self._by_identity: dict[Hashable, Table] = {}
 
     def claim(
         self, size: int, last_uses_ns: Sequence[int], now_ns: int, *, evicts: bool = True
@@ -102,8 +84,6 @@ class TableSpace:
             raise TableRefused(Refusal.MEMORY_IN_USE, f"{size} bytes")
         for table in victims:
             del self.tables[table.key]
-            if self._by_identity.get(table.identity) is table:
-                del self._by_identity[table.identity]
             self._leaving += table.size
         self.bytes += size
         return Claim(self._free.pop() if self._free else victims[0].slot, size, tuple(victims))
@@ -115,28 +95,12 @@ class TableSpace:
         self._leaving -= size
         self.bytes -= size
 
-    def add(
-        self,
-        claim: Claim,
-        key: FileKey,
-        loaded_ns: int,
-        *,
-        serial: int = 0,
-        identity: Hashable = None,
-    ) -> None:
+    def add(self, claim: Claim, key: FileKey, loaded_ns: int) -> None:
         """Add a loaded table, whose space has been claimed.
 
         A table whose ``loaded_ns`` is 0 is evicted first, unless a sample has used the table.
         """
-        table = Table(claim.slot, claim.size, loaded_ns, serial, identity, [key])
-        self.tables[key] = table
-        if identity is not None:
-            self._by_identity[identity] = table
-
-    def find(self, identity: Hashable) -> Table | None:
-        """Returns the table of a file with the same content, if another file may share it."""
-        table = self._by_identity.get(identity)
-        return table if table and len(table.files) < _MOST_FILES else None
+        self.tables[key] = Table(key, claim.slot, claim.size, loaded_ns)
 
     def cancel(self, claim: Claim) -> None:
         """Release the claim on a table that could not be loaded."""

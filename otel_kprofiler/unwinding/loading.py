@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from otel_kprofiler.elf import (
@@ -70,18 +70,11 @@ class LoadableTables:
 
 
 class Code(NamedTuple):
-    """The requested file, with its ELF headers.
-
-    Attributes:
-        file: None for the vDSO.
-        identity: the identity and the owner of the file; None if it has no identity. Only root can
-            give a file, which may be forged, to another owner.
-    """
+    """The requested file, with its ELF headers; ``file`` is None for the vDSO."""
 
     source: Source
     elf: ElfFile
     file: OpenedFile | None
-    identity: Hashable = None
 
     def close(self) -> None:
         """Close the file."""
@@ -135,8 +128,7 @@ def _read_headers(request: FileRequest, opened: OpenedFile, known_files: KnownFi
     # if the file has changed, the build id may belong to newer content
     _check_unchanged(opened)
     known_files.add(request.key, details, opened.content, request.tgid)
-    identity = details.identity and (details.identity, opened.status.st_uid)
-    return Code(source, elf, opened, identity)
+    return Code(source, elf, opened)
 
 
 def find_loadable(code: Code, index: Index) -> LoadableTables:

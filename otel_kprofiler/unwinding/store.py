@@ -12,7 +12,7 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from otel_kprofiler.bpf import PAGE_BYTES
@@ -304,9 +304,8 @@ class TableStore:
 
     def _load(self, request: FileRequest, code: Code) -> None:
         try:
-            if not self._share(request.key, code.identity):
-                index = functools.partial(self._index, request, code)
-                self._load_tables(request.key, code.identity, find_loadable(code, index))
+            index = functools.partial(self._index, request, code)
+            self._load_tables(request.key, find_loadable(code, index))
         except _PostponedError:  # the queue has the file
             raise
         except BaseException:
@@ -314,27 +313,11 @@ class TableStore:
             raise
         code.close()
 
-    def _share(self, key: FileKey, identity: Hashable) -> bool:
-        """Let a file use the table of its copy. Returns whether such a table is loaded."""
-        with self._lock:
-            if table := self._space.find(identity):
-                self._use(key, table.slot, table.serial)
-                table.files.append(key)
-        return table is not None
-
-    def _use(self, key: FileKey, slot: int, serial: int) -> bool:
-        """Let a file use a table. Returns whether the request was early. The caller locks."""
-        self._maps.set_file(key, FileState.LOADED, slot, serial)
-        self._holds.end(key)
-        self._loaded += 1
-        self._maps.announce()
-        return self._end(key)
-
     def _name(self, key: FileKey) -> str:
         details = self.known.get(key)
         return details.path if details else f"inode {key.inode} of device {key.device:#x}"
 
-    def _load_tables(self, key: FileKey, identity: Hashable, loadable: LoadableTables) -> None:
+    def _load_tables(self, key: FileKey, loadable: LoadableTables) -> None:
         claim = self._claim(loadable.pages * PAGE_BYTES, evicts=key not in self._early)
         with self._lock:
             self._serial += 1
@@ -348,8 +331,11 @@ class TableStore:
             published = True
             content.close()  # not in finally: a traceback may reference slices of the view
             with self._lock:
-                loaded_ns = 0 if self._use(key, claim.slot, serial) else self._now_ns()
-                self._space.add(claim, key, loaded_ns, serial=serial, identity=identity)
+                self._maps.set_file(key, FileState.LOADED, claim.slot, serial)
+                self._space.add(claim, key, 0 if self._end(key) else self._now_ns())
+                self._holds.end(key)
+                self._loaded += 1
+                self._maps.announce()
         except BaseException:
             if published:
                 self._maps.remove_table(claim.slot)
@@ -362,8 +348,8 @@ class TableStore:
             claim = self._space.claim(
                 size, self._maps.last_uses_ns(), self._now_ns(), evicts=evicts
             )
-            for file in (file for table in claim.victims for file in table.files):
-                self._maps.forget_file(file)
+            for table in claim.victims:
+                self._maps.forget_file(table.key)
             self._evicted += len(claim.victims)
         for table in claim.victims:
             self._maps.remove_table(table.slot)

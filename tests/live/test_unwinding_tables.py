@@ -311,11 +311,8 @@ def test_loading_a_table_above_the_memory_limit_is_retried_at_growing_intervals(
 
 
 def copies(count, path, *options):
-    """Compiles a program, and returns the paths of ``count`` copies of it.
-
-    The copies have no build id, so each has a separate table.
-    """
-    first = compile_c(path, WAITS, "-Wl,--build-id=none", *options)
+    """Compiles a program, and returns the paths of ``count`` copies of it."""
+    first = compile_c(path, WAITS, *options)
     return [first, *(Path(shutil.copy(first, f"{path}-{number}")) for number in range(1, count))]
 
 
@@ -463,43 +460,6 @@ def test_rejected_files_do_not_fill_the_file_map(start, tmp_path):
         paths.append(tmp_path / f"text-{number}")
         paths[-1].write_text("text")
     assert 0 < len([key for key in running.load(*paths) if running.kernel.file(key)]) <= 9
-
-
-def with_build_id(count, path):
-    first = compile_c(path, WAITS, "-Wl,--build-id")
-    return [Path(shutil.copy(first, f"{path}-{number}")) for number in range(count)]
-
-
-def test_copies_of_a_file_share_a_table_unless_their_owners_differ(start, tmp_path):
-    one, other, owned = with_build_id(3, tmp_path / "copy")
-    os.chown(owned, 1, 1)
-    running = start()
-    keys = [key for path in (one, other, owned) for key in running.load(path)]
-    slots = [running.kernel.file(key).slot for key in keys]
-    assert slots[0] == slots[1] != slots[2]
-    contents = {running.kernel.loaded(key)[1][4:] for key in keys}  # after the serial number
-    assert len(contents) == 1
-    counts = running.store.counts()
-    assert (counts.loaded, counts.tables) == (3, 2)
-
-
-def test_a_shared_table_is_evicted_for_all_files(start, tmp_path, programs):
-    size = image_bytes(start(), programs[0])
-    running = start(Limits(total_bytes=size, idle_ns=SECOND_NS))
-    keys = [key for path in with_build_id(2, tmp_path / "copy") for key in running.load(path)]
-    running.now_ns += 5 * SECOND_NS
-    (new,) = running.load(programs[0])
-    assert [running.kernel.file(key) for key in keys] == [None, None]
-    running.kernel.loaded(new)
-    assert running.store.counts().evicted == 1
-
-
-def test_a_table_is_shared_by_a_limited_number_of_files(start, tmp_path):
-    running = start()
-    for path in with_build_id(70, tmp_path / "copy"):
-        running.load(path)
-    counts = running.store.counts()
-    assert (counts.loaded, counts.tables) == (70, 2)
 
 
 def test_unwind_tables_for_many_new_programs_replace_the_oldest_tables(start, tmp_path):

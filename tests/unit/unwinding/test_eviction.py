@@ -98,18 +98,3 @@ def test_a_table_in_use_is_not_evicted():
         space.claim(10, [105], 112)
     assert caught.value.refusal is Refusal.MEMORY_IN_USE
     assert [table.key for table in space.claim(10, [105], 115).victims] == [key(1)]
-
-
-def test_the_newest_table_of_equal_files_is_shared_until_it_is_evicted():
-    space = TableSpace(2, LIMITS)
-    for number in (1, 2):
-        space.add(space.claim(10, [0, 0], 100), key(number), 100, serial=number, identity="same")
-    assert space.find("same").serial == 2
-    assert space.find(None) is None
-    slots = {number: space.tables[key(number)].slot for number in (1, 2)}
-    used_ns = [0, 0]
-    used_ns[slots[2]] = 120
-    (victim,) = space.claim(10, used_ns, 125).victims
-    assert (victim.key, space.find("same").serial) == (key(1), 2)
-    (victim,) = space.claim(10, used_ns, 200).victims
-    assert (victim.key, space.find("same")) == (key(2), None)
