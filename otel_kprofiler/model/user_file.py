@@ -31,6 +31,7 @@ class FileDetails(NamedTuple):
         file_id: hash of the file (htlhash).
         texts: executable segments, which map file offsets to addresses (SVMA).
         deleted: whether the file has been unlinked from all directories.
+        is_go: whether Go's linker made the file.
     """
 
     path: str
@@ -38,14 +39,16 @@ class FileDetails(NamedTuple):
     file_id: FileId
     texts: tuple[Segment, ...] = ()
     deleted: bool = False
+    is_go: bool = False
 
     @property
     def identity(self) -> tuple[BuildId, FileId] | None:
         """Returns a value that is equal for copies of the file; None if it has no build id.
 
-        Without a build id, files may differ in bytes that the hash does not cover.
+        Without a build id, files may differ in bytes that the hash does not cover. So may Go
+        programs: ``go build -ldflags=-buildid=redacted`` gives all of them the same build id.
         """
-        return (self.build_id, self.file_id) if self.build_id else None
+        return (self.build_id, self.file_id) if self.build_id and not self.is_go else None
 
     @property
     def name(self) -> str:

@@ -7,12 +7,13 @@ from otel_kprofiler.checked import checked_number, checked_text
 from otel_kprofiler.model import BuildId, FileDetails, FileId, FileKey, KnownFiles, Segment
 
 NAME: Final = "user_files.json"
-"""Archive member with file details. Each row contains the fields of a FileKey and a FileDetails."""
+"""Archive member with file details. Each row contains the fields of a FileKey and, except for the
+last, those of a FileDetails."""
 
 
 def pack_user_files(files: KnownFiles) -> list[list[object]]:
     """Returns a JSON row for each file."""
-    return [[*key, *details] for key, details in files.all().items()]
+    return [[*key, *details[:-1]] for key, details in files.all().items()]
 
 
 def parse_user_files(rows: Iterable[Any]) -> KnownFiles:

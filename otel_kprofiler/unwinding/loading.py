@@ -124,7 +124,7 @@ def _read_headers(request: FileRequest, opened: OpenedFile, known_files: KnownFi
         _check_unchanged(opened)
         known_files.add(request.key, details)
         raise
-    details = details._replace(build_id=elf.build_id, texts=elf.texts)
+    details = details._replace(build_id=elf.build_id, texts=elf.texts, is_go=elf.is_go)
     # if the file has changed, the build id may belong to newer content
     _check_unchanged(opened)
     known_files.add(request.key, details, opened.content, request.tgid)

@@ -120,11 +120,14 @@ def test_identical_files_are_read_only_once(make):
     assert contents == [b"same"]
 
 
-def test_files_without_a_build_id_are_not_assumed_identical(make):
+@pytest.mark.parametrize(
+    "common", [details(7), details(7, BuildId("aa" * 20))._replace(is_go=True)], ids=["none", "Go"]
+)
+def test_files_without_a_unique_build_id_are_not_assumed_identical(make, common):
     """A file's hash covers only the first and last 4 KiB of the file."""
     loader = make()
     for number, content in enumerate((b"one", b"two")):
-        loader.add(key(number), details(7), content)
+        loader.add(key(number), common, content)
     loader.finish(30)
     assert [function(loader, number) for number in range(2)] == ["one_10", "two_10"]
 
