@@ -50,7 +50,8 @@ class _Program(NamedTuple):
         first_read_s: when the process was first read, in monotonic time.
         not_before_s: when the process may be read again.
         read_s: when its mappings were last read.
-        mapped_bytes: the size of its virtual memory before that; 0 if unknown.
+        mapped_bytes: the size of its virtual memory before that; 0 if its mappings must be read
+            again in any case.
     """
 
     executable: str
@@ -316,14 +317,19 @@ class ProcessContexts:
         if now_s >= program.read_s + _MAX_PAUSE_S:
             return False
         pause_s = _find_pause_s(now_s - program.first_read_s)
-        self._programs[key] = program._replace(not_before_s=now_s + pause_s)
+        until_s = min(now_s + pause_s, program.read_s + _MAX_PAUSE_S)
+        self._programs[key] = program._replace(not_before_s=until_s)
         return True
 
     def _read(self, key: ProcessKey, memory: int | None, mapped_bytes: int) -> Claims | None:
         started = time.monotonic()
         last_claims, program = self._known.get(key), self._programs.get(key)
         last = last_claims.published if last_claims else None
-        published = None if memory is None else find_context(self._files, key.tgid, memory, last)
+        published, is_mapped = None, True
+        if memory is not None:
+            published, is_mapped = find_context(self._files, key.tgid, memory, last)
+        if is_mapped:
+            mapped_bytes = 0  # the context can change although the size of the memory does not
         if published and published is last:
             self._check_and_follow(key, memory, published)
             return last_claims

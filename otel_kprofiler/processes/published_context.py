@@ -57,7 +57,7 @@ def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessCon
     files = files or Access()
     try:
         with opened(files, f"/proc/{pid}/mem") as memory:
-            published = find_context(files, pid, memory, None)
+            published, _ = find_context(files, pid, memory, None)
     except OSError:
         return None
     return published.context if published else None
@@ -65,21 +65,24 @@ def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessCon
 
 def find_context(
     files: HostFiles, pid: int, memory: int, last: Published | None
-) -> Published | None:
+) -> tuple[Published | None, bool]:
     """Finds a process's context, at its previous address or at a new address.
 
     ``memory`` is a descriptor of ``/proc/PID/mem``. ``last`` is the most recently read context, if
-    any. Raises ``OSError`` if the mappings cannot be read.
+    any. Returns the context, and whether the process has mapped memory for a context: None and True
+    if it has withdrawn the context, or is writing it. Raises ``OSError`` if the mappings cannot be
+    read.
     """
     if last:
         published = _read(memory, last.address, last)
         if published:
-            return published
-    for address in parse_context_addresses(read_maps(files, pid)):
+            return published, True
+    addresses = parse_context_addresses(read_maps(files, pid))
+    for address in addresses:
         published = _read(memory, address, None)
         if published:
-            return published
-    return None
+            return published, True
+    return None, bool(addresses)
 
 
 def _read(memory: int, address: int, last: Published | None) -> Published | None:

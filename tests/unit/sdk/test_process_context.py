@@ -550,6 +550,15 @@ def test_mappings_are_read_again_if_their_size_changes_and_from_time_to_time(pro
     assert contexts._read_claims(key).attributes == {"service.name": "svc"}
 
 
+def test_a_context_that_is_published_again_in_the_same_memory_is_read(process):
+    contexts = ProcessContexts(Access(process.root))
+    key = ProcessKey(5, 300 * TICK_NS)
+    process(mapped=8192, at=0)
+    assert contexts._read_claims(key) is None
+    process(mapped=8192)
+    assert contexts._read_claims(key).attributes == {"service.name": "svc"}
+
+
 def test_environment_variables_name_a_service_until_it_publishes_a_name(process, resources):
     directory = process(name="/tmp/other")
     environ = b"OTEL_RESOURCE_ATTRIBUTES=service.name=env,service.version=1\0"
