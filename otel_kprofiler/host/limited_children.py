@@ -19,6 +19,9 @@ DONE: Final = b"\x04"
 """Last byte (EOT) that a successful child writes to standard error. Scripts that cannot import this
 module contain a copy of the value."""
 _SHOWN: Final = 200
+_MOST_IDLE: Final = 2
+"""Maximum number of idle children, which use 6 MB each. A child serves files of one owner only, and
+a container's root can create files of many owners."""
 _OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)
 """Return codes after a failed allocation (SIGABRT) and after a kill by the OOM killer (SIGKILL)."""
 _NO_STATUS: Final = (
@@ -195,6 +198,8 @@ class LimitedChildren:
                     child.end()
                 else:
                     self._idle.append(child)
+                    if len(self._idle) > _MOST_IDLE:
+                        self._idle.pop(0).end()
 
     def end_idle(self, after_s: float = 0.0) -> float | None:
         """End children that have been idle for ``after_s`` seconds.

@@ -68,6 +68,21 @@ def test_files_owned_by_different_users_are_read_in_different_child_processes(se
     assert serve() == serve()
 
 
+def test_only_the_two_newest_idle_child_processes_are_kept(serve, tmp_path):
+    if os.geteuid():
+        pytest.skip("only root can give files to others")
+    children = {}
+    for owner in range(12345, 12350):
+        path = tmp_path / str(owner)
+        path.touch()
+        os.chown(path, owner, -1)
+        children[path] = serve(path=path)
+    *ended, third, newest = children
+    assert (serve(path=third), serve(path=newest)) == (children[third], children[newest])
+    for path in ended:
+        assert not os.path.exists(f"/proc/{int(children[path])}")
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
