@@ -9,7 +9,10 @@ from otel_kprofiler.unwinding.loading import Code
 from otel_kprofiler.unwinding.requests import Opened
 
 MAX_KEPT: Final = 64
-"""Maximum number of waiting files that are kept open. Excess files are reopened for their turn."""
+"""Maximum number of waiting files that are kept open. Other files are reopened for their turn."""
+KEEP_NS: Final = 1_000_000_000
+"""Time after which a waiting file is closed. An open file prevents its file system from being
+unmounted, and its blocks from being freed."""
 
 
 class BuildQueue:
@@ -20,7 +23,8 @@ class BuildQueue:
 
     def __init__(self, share: float, now_ns: Callable[[], int]) -> None:
         self._waiting: FairQueue[FileRequest] = FairQueue(share, now_ns, find_user)
-        self._kept: dict[FileKey, Code] = {}
+        self._now_ns = now_ns
+        self._kept: dict[FileKey, tuple[Code, int]] = {}  # with the time from which it is kept
         self._turns: dict[FileKey, Turn[FileRequest]] = {}  # files whose tables may be built now
         self._cpu_ns = 0  # CPU time of builds that is not charged to a turn yet
 
@@ -36,12 +40,20 @@ class BuildQueue:
         """Add a request."""
         self._waiting.put(request.tgid, request)
 
-    def keep(self, key: FileKey, code: Code) -> None:
-        """Keep the file of a waiting request open, or close it if too many files are open."""
-        if len(self._kept) < MAX_KEPT:
-            self._kept[key] = code
-        else:
-            code.close()
+    def keep(self, key: FileKey, code: Code) -> bool:
+        """Keep the file of a waiting request open. Return False if too many files are open."""
+        if len(self._kept) >= MAX_KEPT:
+            return False
+        self._kept[key] = code, self._now_ns()
+        return True
+
+    def take_old(self) -> list[tuple[FileKey, Code]]:
+        """Returns the files that have been open for ``KEEP_NS``, for the caller to close."""
+        until_ns = self._now_ns() - KEEP_NS
+        old = [(key, code) for key, (code, kept_ns) in self._kept.items() if kept_ns <= until_ns]
+        for key, _ in old:
+            del self._kept[key]
+        return old
 
     def take(self, most: int) -> Opened | None:
         """Give the next request a turn; returns None if ``most`` requests have a turn already.
@@ -53,7 +65,8 @@ class BuildQueue:
             return None
         key = turn.item.key
         self._turns[key] = turn
-        return Opened(turn.item, self._kept.pop(key, None))
+        code, _ = self._kept.pop(key, (None, 0))
+        return Opened(turn.item, code)
 
     def charge(self, cpu_ns: int) -> None:
         """Charge the CPU time of a build to the turn that ends next."""
@@ -67,5 +80,6 @@ class BuildQueue:
 
     def close(self) -> None:
         """Close the files; call after all workers have exited. Also works in a forked child."""
-        while self._kept:
-            self._kept.popitem()[1].close()
+        for code, _ in self._kept.values():
+            code.close()
+        self._kept.clear()

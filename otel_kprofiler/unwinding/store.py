@@ -108,7 +108,6 @@ class TableStore:
         self._requests = RequestQueue(OPEN_SHARE, CPU_SHARE, _LOADERS, now_ns)
         self._builds = BuildQueue(CPU_SHARE, now_ns)
         self._children = Children()
-        self._counted_ns = 0  # CPU time of children that has been counted
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = threading.Event()
         self._epoll = select.epoll()
@@ -229,6 +228,7 @@ class TableStore:
                     self.request(request)
                 self._end_holds()
                 self._resume()
+                self._close_old()
                 idle_s = self._children.end_idle(_IDLE_S)
             self._epoll.poll(self._find_wait_s(idle_s))
             with contextlib.suppress(BlockingIOError):
@@ -262,19 +262,22 @@ class TableStore:
         def answer() -> None:
             nonlocal cpu_ns
             began_ns = time.thread_time_ns()
-            with reading(self._name(request.key)):
-                if self._answer(request, item):
-                    with self._lock:
-                        self._builds.end_turn(request.key)
-                self._resume()
+            is_done = True
+            try:
+                with reading(self._name(request.key)):
+                    is_done = self._answer(request, item)
+            finally:
+                if is_done:
+                    self._end_turn(request.key)
             cpu_ns = time.thread_time_ns() - began_ns
             with self._lock:
                 self._cpu_ns += cpu_ns
 
         if isinstance(item, FileRequest) and self._calls.has_left(request.key.device):
             self._refuse(request.key, Refusal.UNREADABLE)
-        else:
-            self._calls.call(request.key.device, answer)
+            self._end_turn(request.key)
+        elif not self._calls.call(request.key.device, answer):  # answered after the device responds
+            self._end_turn(request.key)
         return cpu_ns
 
     def _answer(self, request: FileRequest, taken: FileRequest | Opened) -> bool:
@@ -306,7 +309,7 @@ class TableStore:
         try:
             index = functools.partial(self._index, request, code)
             self._load_tables(request.key, find_loadable(code, index))
-        except _PostponedError:  # the queue has the file
+        except _PostponedError:  # the queue has the file, or it is closed
             raise
         except BaseException:
             code.close()
@@ -401,25 +404,38 @@ class TableStore:
                 self._builds.put(request)
                 if len(self._builds) == 1:
                     self._take_turn()
-            if not self._builds.has_turn(request.key):
-                self._builds.keep(request.key, code)
-                self._answered.notify_all()
-                raise _PostponedError
+            is_next = self._builds.has_turn(request.key)
+            is_kept = not is_next and self._builds.keep(request.key, code)
+            self._answered.notify_all()
+        if not is_next:
+            if not is_kept:
+                code.close()
+            raise _PostponedError
         began_ns = children_time_ns()
         try:
             return make(children=self._children)
         finally:
             self._wake()  # a child process may be idle now
             with self._lock:
-                now_ns = children_time_ns()
-                cpu_ns = now_ns - max(began_ns, self._counted_ns)
-                self._counted_ns = now_ns
+                cpu_ns = children_time_ns() - began_ns
                 self._cpu_ns += cpu_ns
                 self._builds.charge(0 if self._is_preloading else cpu_ns)
 
     def _take_turn(self) -> Opened | None:
         """Allow the next queued process to build its tables. The caller must hold the lock."""
         return self._builds.take(_EARLY_MAKERS if self._is_preloading else 1)
+
+    def _end_turn(self, key: FileKey) -> None:
+        """End a file's turn, if it has one, and let other files have theirs."""
+        with self._lock:
+            self._builds.end_turn(key)
+        self._resume()
+
+    def _close_old(self) -> None:
+        with self._lock:
+            old = self._builds.take_old()
+        for key, code in old:  # closing a file can take as long as reading it
+            self._calls.call(key.device, code.close)
 
     def _resume(self) -> None:
         with self._lock:

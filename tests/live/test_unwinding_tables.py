@@ -21,11 +21,13 @@ from otel_kprofiler.host import Access, FileRequest
 from otel_kprofiler.model import FileKey
 from otel_kprofiler.stopping import stop_within
 from otel_kprofiler.unwinding import Limits, TableStore
+from otel_kprofiler.unwinding.build_queue import BuildQueue
 from otel_kprofiler.unwinding.image import write_image
 from otel_kprofiler.unwinding.indexing import Children
 from otel_kprofiler.unwinding.maps import Content, FileState, TableMaps
 from otel_kprofiler.unwinding.refusal import Refusal
 from otel_kprofiler.unwinding.request import VDSO
+from tests.fuse import mounted
 from tests.raw_forks import python_fork, run_in_child
 from tests.waiting import wait_until
 
@@ -243,6 +245,56 @@ def test_unwind_tables_are_built_round_robin_by_process(start, tmp_path, monkeyp
     can_start.set()
     wait_until(lambda: os.fspath(first) in made)
     assert made.index(os.fspath(first)) <= 1
+
+
+def test_each_build_is_charged_its_cpu_time(start, tmp_path, monkeypatch):
+    """Several threads wait for the children, and each measures the children it waited for."""
+    charged, charge = [], BuildQueue.charge
+
+    def record(self, cpu_ns):
+        charged.append(cpu_ns)
+        charge(self, cpu_ns)
+
+    monkeypatch.setattr(BuildQueue, "charge", record)
+    running = start()
+    running.load(*copies(12, tmp_path / "static", *WITHOUT_TABLE))
+    assert len(charged) == 12
+    assert all(cpu_ns > 0 for cpu_ns in charged)
+    assert running.store.counts().cpu_ns >= sum(charged)
+
+
+def test_a_hanging_file_system_does_not_delay_builds_for_other_files(start, tmp_path, monkeypatch):
+    """A file on it has the only turn, and another thread already waits for the file system."""
+    local = copies(3, tmp_path / "static", *WITHOUT_TABLE)
+    began, can_start, run = threading.Event(), threading.Event(), Children.run
+
+    def run_later(self, command, fd, limits):
+        began.set()
+        assert can_start.wait(60)
+        return run(self, command, fd, limits)
+
+    monkeypatch.setattr(Children, "run", run_later)
+    data = local[0].read_bytes()
+    with mounted(tmp_path / "mount", {"turn": data, "other": data}, cached=False) as fuse:
+        running = start()
+        store = running.store
+        running.ask(local[0])
+        assert began.wait(60)
+        key = running.ask(tmp_path / "mount/turn")
+        wait_until(lambda: len(store._builds) == 1)
+        hanging = running.files.ask(tmp_path / "mount/other", 5_999_000)
+        fuse.freeze()
+        store.request(hanging)
+        wait_until(lambda: store._calls.has_left(key.device))
+        can_start.set()
+        keys = [running.ask(path) for path in local[1:]]
+        loaded = {FileState.LOADED}
+        wait_until(
+            lambda: {file and file.state for file in map(running.kernel.file, keys)} == loaded
+        )
+        fuse.thaw()
+        running.settle()
+        running.kernel.loaded(key)
 
 
 def test_files_without_tables_are_distinguished_from_files_with_unusable_tables(start, tmp_path):

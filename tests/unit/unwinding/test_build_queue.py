@@ -2,7 +2,7 @@
 
 import pytest
 
-from otel_kprofiler.unwinding.build_queue import MAX_KEPT, BuildQueue
+from otel_kprofiler.unwinding.build_queue import KEEP_NS, MAX_KEPT, BuildQueue
 from tests.unit.unwinding.opened import is_open, opened, request
 
 
@@ -26,14 +26,28 @@ def test_a_file_that_waits_for_its_turn_stays_open(builds):
 
 def test_a_file_above_the_limit_is_reopened_for_its_turn(builds):
     files = [opened(inode) for inode in range(MAX_KEPT + 1)]
+    kept = []
     for file in files:
         builds.put(file.request)
-        builds.keep(file.request.key, file.code)
-    kept = [is_open(file.code.file.fd) for file in files]
+        kept.append(builds.keep(file.request.key, file.code))
     assert kept == [True] * MAX_KEPT + [False]
     taken = [builds.take(len(files)) for _ in files]
     assert [item.code for item in taken] == [file.code for file in files[:-1]] + [None]
-    for file in files[:-1]:
+    for file in files:
+        file.code.close()
+
+
+def test_a_file_that_waits_for_long_is_handed_over_to_be_closed(builds, clock):
+    first, second = opened(1), opened(2)
+    for file in (first, second):
+        builds.put(file.request)
+        builds.keep(file.request.key, file.code)
+        clock.ns += KEEP_NS // 2
+    assert builds.take_old() == [(first.request.key, first.code)]
+    assert builds.take_old() == []
+    assert builds.take(2).code is None
+    assert builds.take(2).code == second.code
+    for file in (first, second):
         file.code.close()
 
 
