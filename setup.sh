@@ -83,8 +83,8 @@ is_missing() {
 	! dpkg-query --show --showformat '${db:Status-Status}\n' "$1" 2>/dev/null | grep -qx installed
 }
 
-is_available() {
-	apt-cache show "$1" >/dev/null 2>&1
+is_available() { # apt-cache succeeds, without output, for a name that other packages provide
+	apt-cache show "$1" 2>/dev/null | grep -q .
 }
 
 # Prints the path and version of an interpreter; a status other than 0 if it cannot be used, and why.
