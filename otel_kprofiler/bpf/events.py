@@ -16,9 +16,9 @@ class EventOffsets(NamedTuple):
     in_context: int
     attributes: int
 
-    def pack(self, cpus: int, *, tracepoints: bool = False) -> bytes:
+    def pack(self, cpus: int, *, may_nest: bool = False) -> bytes:
         """Packs the struct. Each event has counters for ``cpus`` CPUs."""
-        return _LAYOUT.pack(*self, cpus, tracepoints)
+        return _LAYOUT.pack(*self, cpus, may_nest)
 
 
 def find_event_offsets(types: KernelTypes) -> EventOffsets | None:

@@ -89,6 +89,11 @@ class EventSpec(NamedTuple):
             return PerfAttributes(config, self.period, type=type_)
         return PerfAttributes(config, self.rate, flags=FREQUENCY, type=type_)
 
+    @property
+    def is_hardware(self) -> bool:
+        """Returns whether a counter of the CPU, which may raise an NMI, counts the event."""
+        return self.attributes.type != TYPE_SOFTWARE
+
     def __str__(self) -> str:
         return f"{self.name}:" + (f"period={self.period}" if self.period else f"freq={self.rate}")
 

@@ -36,6 +36,7 @@ from otel_kprofiler.bpf import (
 from otel_kprofiler.errors import KernelFeatureError, SamplerError
 from otel_kprofiler.host import (
     OLDEST_KERNEL,
+    EventSpec,
     HostFiles,
     KernelRelease,
     ReferableFiles,
@@ -357,16 +358,18 @@ def _make_spec(
         sizes,
         config.verifier_log_level,
         wait_constants(plans.waits, entries)
-        | _event_constants(plans, cpus)
+        | _event_constants(plans, config, cpus)
         | (plans.locks.constants(choice.name) if plans.locks else {}),
     )
     return _add_tracepoint(spec, plans.tracepoints[0], choice) if plans.tracepoints else spec
 
 
-def _event_constants(plans: _Plans, cpus: int) -> dict[str, bytes]:
+def _event_constants(plans: _Plans, config: SamplerConfig, cpus: int) -> dict[str, bytes]:
     if plans.events is None:
         return {}
-    return {EVENT_LAYOUT: plans.events.pack(cpus, tracepoints=plans.has_tracepoints)}
+    has_hardware = any(isinstance(spec, EventSpec) and spec.is_hardware for spec in config.events)
+    may_nest = plans.has_tracepoints or (has_hardware and plans.waits is not None)
+    return {EVENT_LAYOUT: plans.events.pack(cpus, may_nest=may_nest)}
 
 
 def _add_tracepoint(spec: ObjectSpec, plan: TracepointPlan, choice: _Choice) -> ObjectSpec:

@@ -202,14 +202,23 @@ class CpuEvents(PerCpuEvents):
         self._warn_of_throttling()
         super().follow()
 
-    def set_period(self, period_ns: int) -> None:
+    def set_period(self, period_ns: int, now_ns: Callable[[], int]) -> int:
         """Change the sampling period. Blocks for at most the previous period.
 
-        Changing an event restarts its period, so each event is changed just after a sample.
+        Changing an event restarts its period, so each event is stopped just after a sample. No
+        event starts again before all are stopped, so that all samples before a common time have the
+        previous period, and all later samples the new period. Returns this time, read from
+        ``now_ns``.
         """
         for cpu in self._just_sampled(tuple(self._events)):
-            set_period(self._events[cpu].fd, period_ns)
+            disable_event(self._events[cpu].fd)
+        changed_ns = now_ns()
+        for event in self._events.values():
+            set_period(event.fd, period_ns)
+            if not self._paused:
+                enable_event(event.fd)
         self._attributes = self._attributes._replace(sample_period=period_ns)
+        return changed_ns
 
     def between_samples(self, action: Callable[[], None]) -> None:
         """Run a function that calls bpf(2), just after a sample on this thread's CPU.

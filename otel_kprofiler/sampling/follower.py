@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from otel_kprofiler.host import HostFiles, find_descendants, read_process, read_processes
+from otel_kprofiler.sampling.target_maps import SLOTS
 
 _SCAN_INTERVAL_S: Final = 1.0
-_MOST: Final = 1000
-"""Maximum number of targets. The BPF program also samples descendants beyond this limit."""
+_MOST: Final = SLOTS // 2
+"""Maximum number of targets: the map contains old and new targets while they are replaced. The BPF
+program also samples descendants beyond this limit."""
 
 
 class ProcessFollower:
@@ -45,7 +47,7 @@ class ProcessFollower:
             self._next_scan_s = now + _SCAN_INTERVAL_S
             processes = read_processes(self._files)
             descendants = sorted(find_descendants(processes, self._started))
-            for pid in descendants[: _MOST - len(self._started)]:
+            for pid in descendants[: max(0, _MOST - len(self._started))]:
                 self._started[pid] = processes[pid].start_ticks
         return set(self._started) != previous
 

@@ -82,10 +82,9 @@ class HostEvents:
         for events in self._sets:
             events.select(cpus)
 
-    def set_period(self, period_ns: int) -> None:
+    def set_period(self, period_ns: int, now_ns: Callable[[], int]) -> int:
         """Change the interval between on-CPU samples; see :meth:`CpuEvents.set_period`."""
-        if self._clock:
-            self._clock.set_period(period_ns)
+        return self._clock.set_period(period_ns, now_ns) if self._clock else now_ns()
 
     def between_samples(self, action: Callable[[], None]) -> None:
         """Run a function just after an on-CPU sample; see :meth:`CpuEvents.between_samples`."""

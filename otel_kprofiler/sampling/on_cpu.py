@@ -179,6 +179,7 @@ class EbpfSampler(ForkAware):
             SamplerError: the kernel refused the change, as kernels before 5.19 do without CAP_BPF.
         """
         attached, old = self._attachment(), self.config
+        period_since_ns: int | None = None
         events = self._host_events() if old.on_cpu or old.events else None
         if len({*config.target_pids, *old.target_pids}) > attached.target_slots:
             raise HostError(
@@ -213,22 +214,24 @@ class EbpfSampler(ForkAware):
             if config.pin_cpu_ids != old.pin_cpu_ids:
                 events.select(config.pin_cpu_ids)
             if config.period_ns != old.period_ns:
-                events.set_period(config.period_ns)
+                period_since_ns = events.set_period(config.period_ns, self._time.boot_ns)
         if attached.waits is not None and config.off_cpu is not None:
             attached.waits.configure(config.off_cpu)
+            if (old.target_pids, old.target_comms) != (config.target_pids, config.target_comms):
+                attached.waits.restart()  # a thread that is asleep may be filtered out now
         changed_ns = self._time.boot_ns()
         attached.configure(config, changed_ns)
         if old.stacks == "kernel" != config.stacks and config.user_unwinding == "auto":
             say_frame_pointers("unwind tables are only loaded by a sampler that starts with them")
         self.config = config
-        return changed_ns
+        return changed_ns if period_since_ns is None else period_since_ns
 
     def retarget(self, pids: tuple[int, ...]) -> None:
         """Replace the set of sampled processes.
 
         The old and new sets must be nonempty, and must together fit into the target map.
         """
-        self.config = replace(self.config, target_pids=pids[: self._attachment().target_slots])
+        self.config = replace(self.config, target_pids=pids[: self._attachment().target_slots // 2])
         self._attachment().retarget(self.config)
 
     def pause(self) -> None:

@@ -11,7 +11,7 @@ from otel_kprofiler.sampling.sampler import SamplerConfig
 
 INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 SLOTS: Final = 1024
-"""Minimum number of entries in each target map, so that targets can be added later."""
+"""Minimum number of entries in each target map, so that targets can be added and replaced later."""
 _CGROUPS_SINCE: Final = (5, 15)  # bpf_get_current_ancestor_cgroup_id for tracing programs
 _PRESENT: Final = b"\1"
 
@@ -49,7 +49,7 @@ class TargetMaps:
 
 def target_map_entries(config: SamplerConfig) -> dict[str, int]:
     """Returns the number of entries in each target map, by map name."""
-    pids = max(SLOTS, len(config.target_pids))
+    pids = max(SLOTS, 2 * len(config.target_pids))
     return {
         "targets": pids,
         "roots": pids,

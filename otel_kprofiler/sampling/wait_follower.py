@@ -220,10 +220,16 @@ class WaitFollower:
         self._configure()
 
     def resume(self) -> None:
-        """Resume following threads. Waits already in progress are not sampled."""
+        """Resume following threads. Waits already in progress are not measured."""
         self._epochs += 1
         self._epoch = self._epochs
         self._configure()
+
+    def restart(self) -> None:
+        """Do not measure waits already in progress, unless following is paused."""
+        if self._epoch:
+            self._joiner.clear()
+            self.resume()
 
     def note_wakers(self, config: OffCpuConfig) -> None:
         """Trace wake-ups if wakers are recorded or the kernel does not measure run-queue delays.

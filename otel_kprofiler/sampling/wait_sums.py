@@ -1,12 +1,28 @@
 """Computes the off-CPU time of each process since its threads' totals were last read."""
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from otel_kprofiler.bpf import WaitThread
 from otel_kprofiler.model import ProcessKey, WaitTotals
 
-_Reported = tuple[int, tuple[int, ...], int, int]
-"""A thread's last report: scan number, time by state, wait count, time in short waits."""
+
+class _Reported(NamedTuple):
+    """A thread's last report.
+
+    Attributes:
+        scan: the number of the scan.
+        by_state: the time by state, including the wait in progress.
+        ended: the time by state, without the wait in progress.
+        waits: the number of waits.
+        below_ns: the time in short waits.
+    """
+
+    scan: int
+    by_state: tuple[int, ...]
+    ended: tuple[int, ...]
+    waits: int
+    below_ns: int
 
 
 class WaitSums:
@@ -14,6 +30,7 @@ class WaitSums:
 
     def __init__(self) -> None:
         self._round = 0
+        self._epoch = 0
         self._reported: dict[int, _Reported] = {}
         self._ready: dict[ProcessKey, WaitTotals] = {}
 
@@ -33,6 +50,10 @@ class WaitSums:
         those waits may have completed.
         """
         self._round += 1
+        if epoch != self._epoch:  # the waits in progress are not added to the sums when they end
+            self._epoch = epoch
+            for thread_id, last in self._reported.items():
+                self._reported[thread_id] = last._replace(by_state=last.ended)
         living = set[ProcessKey]()
         for thread in threads:
             living.add(_process_of(thread))
@@ -44,13 +65,15 @@ class WaitSums:
                 sums[0] += woken
                 by_state = tuple(sums)
             by_state = self._add(thread, by_state, self._reported.get(thread.id))
-            self._reported[thread.id] = self._round, by_state, thread.waits, thread.below_ns
+            self._reported[thread.id] = _Reported(
+                self._round, by_state, thread.by_state, thread.waits, thread.below_ns
+            )
         # A thread that is missing may just have exited, and its final sums may still arrive, so
         # keep its last report until the next read.
         old = [
             thread_id
             for thread_id, reported in self._reported.items()
-            if reported[0] < self._round - 1
+            if reported.scan < self._round - 1
         ]
         for thread_id in old:
             del self._reported[thread_id]
@@ -65,11 +88,10 @@ class WaitSums:
         """Add a thread's increments since its last report, and return its current sums."""
         waits, below, new = thread.waits, thread.below_ns, by_state
         if reported is not None:
-            _, reported_states, reported_waits, reported_below = reported
-            if by_state != reported_states:
-                by_state = _keep_reported(by_state, reported_states)
-            new = tuple([a - b for a, b in zip(by_state, reported_states, strict=True)])
-            waits, below = waits - reported_waits, below - reported_below
+            if by_state != reported.by_state:
+                by_state = _keep_reported(by_state, reported.by_state)
+            new = tuple([a - b for a, b in zip(by_state, reported.by_state, strict=True)])
+            waits, below = waits - reported.waits, below - reported.below_ns
         if waits or any(new):
             key, more = _process_of(thread), WaitTotals(new, waits, below)
             previous = self._ready.get(key)

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from bisect import bisect_right
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
 
@@ -100,6 +100,26 @@ def test_stacks_in_compiled_code_are_correct(built, compiled, build, registers):
         report = compare.compare(loaded, Maps(pid))
     assert_true(report)
     assert any(FrameSource.SIGNAL in dump.stack.sources for dump in loaded)
+
+
+@needs_gcc
+@pytest.mark.parametrize("unwinding", ["auto", "frame_pointers"])
+def test_threads_that_the_kernel_runs_for_a_process_have_no_user_frames(tmp_path, unwinding):
+    program = tmp_path / "io_uring"
+    subprocess.run(["gcc", "-O2", PROGRAMS / "io_uring.c", "-o", program], check=True)
+    with suppress(subprocess.TimeoutExpired):
+        subprocess.run([program], timeout=0.5)
+        pytest.skip("the kernel does not allow io_uring")
+    settings = {"samples_per_second": HZ, "stacks": "both", "user_unwinding": unwinding}
+    with running(program) as pid, sampling(**settings, target_pids=(pid,)) as sampler:
+
+        def of_workers(samples):
+            return [sample for sample in samples if sample.comm.startswith(b"iou-wrk")]
+
+        samples = of_workers(drain_until(sampler, lambda taken: len(of_workers(taken)) > 50))
+    for sample in samples:
+        sides = dict(zip([kind for kind, _ in sample.collected], sample.stacks, strict=True))
+        assert not sides.get(USER_SIDE), sides
 
 
 @CLANG

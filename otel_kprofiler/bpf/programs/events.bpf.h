@@ -13,7 +13,7 @@ struct event_layout {
 	u64 in_context; /* offset of bpf_perf_event_data_kern.event; 0: all events are cpu-clock */
 	u64 attributes; /* offset of perf_event.attr */
 	u64 cpus;	/* number of cpu_lines per event */
-	u64 tracepoints; /* whether programs are also attached to raw tracepoints (tracepoint.bpf.h) */
+	u64 may_nest;	/* whether a program may interrupt another on the same CPU: see take_scratch() */
 };
 
 /* Part of struct perf_event_attr, from its sample_period member on. */
@@ -43,7 +43,7 @@ enum {
 #ifdef KPROFILER_BCC
 
 #define FOLLOWS_EVENTS 0
-#define FOLLOWS_TRACEPOINTS 0
+#define MAY_NEST 0
 #define EVENT_LINES 0
 #define find_event(ctx, to) 0
 #define count_event(ctx, line, record, number) (void)0
@@ -53,7 +53,7 @@ enum {
 const volatile struct event_layout event_layout SECTION(".rodata.events");
 
 #define FOLLOWS_EVENTS event_layout.in_context
-#define FOLLOWS_TRACEPOINTS event_layout.tracepoints
+#define MAY_NEST event_layout.may_nest
 #define EVENT_LINES event_layout.cpus
 
 /* Returns the number of the event that triggered the program; copies the event's attributes. */

@@ -274,6 +274,7 @@ PROGRAM("raw_tp") int kprofiler_lock_end(u64 *ctx)
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
 	u32 place = lock_layout.number * EVENT_LINES + cpu;
 	u64 task = bpf_get_current_task(), lock = ctx[0];
+	const u64 *is_traced = LOOKUP(traced_cpus, &cpu);
 	struct lock_line *sums = LOOKUP(lock_lines, &cpu);
 	struct lock_bucket *bucket = find_lock_bucket(task, lock);
 	struct cpu_line *line = LOOKUP(cpu_lines, &place);
@@ -285,7 +286,8 @@ PROGRAM("raw_tp") int kprofiler_lock_end(u64 *ctx)
 		return 0;
 	wait = find_lock_wait(bucket, task, lock);
 	if (!wait) {
-		sums->unmatched++;
+		/* Waits that begin while the CPU is not traced are left out on purpose. */
+		sums->unmatched += is_traced && *is_traced;
 		return 0;
 	}
 	ended.begun_ns = wait->begun_ns;

@@ -205,11 +205,12 @@ RING(ring);
 /*
  * Claims this CPU's scratch memory; returns 0 if an interrupted program is using it. The
  * kernel keeps perf event programs from interrupting each other, but not tracepoint programs: a
- * tracepoint may fire in an interrupt, or in a helper that a program calls.
+ * tracepoint may fire in an interrupt, or in a helper that a program calls, and a hardware event
+ * (an NMI on x86) may interrupt the programs at sched_switch.
  */
 INLINE int take_scratch(struct scratch *own)
 {
-	if (!FOLLOWS_TRACEPOINTS)
+	if (!MAY_NEST)
 		return 1;
 	if (*(volatile u64 *)&own->is_taken)
 		return 0;
@@ -219,7 +220,7 @@ INLINE int take_scratch(struct scratch *own)
 
 INLINE void free_scratch(struct scratch *own)
 {
-	if (FOLLOWS_TRACEPOINTS)
+	if (MAY_NEST)
 		*(volatile u64 *)&own->is_taken = 0;
 }
 
@@ -339,6 +340,9 @@ INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct re
 	}
 #endif
 	result = bpf_get_stack(ctx, at + sizeof(struct stack_head), limit, BPF_F_USER_STACK);
+	/* A single frame at 0 belongs to a thread that the kernel runs for the process (io_uring). */
+	if (result == 8 && !*(u64 *)(at + sizeof(struct stack_head)))
+		result = 0;
 	if (result <= 0) {
 		record->user_bytes = result;
 		return 0;

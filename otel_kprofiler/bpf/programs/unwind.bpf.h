@@ -459,6 +459,8 @@ INLINE int read_registers(struct unwind_work *w, const struct unwind_config *c, 
 		return stop(w, END_32_BIT);
 	w->pc = block_word(w, c->interrupt.pc_at);
 	w->sp = block_word(w, c->interrupt.sp_at);
+	if (!w->pc && !w->sp) /* a thread that the kernel runs for the process, such as for io_uring */
+		return stop(w, END_NO_USER);
 	w->fp = block_word(w, c->interrupt.fp_at);
 	w->fp_lost = w->sp_lost = w->after_call = 0;
 	w->leaf = 1;

@@ -4,7 +4,8 @@
  * after its own programs.
  *
  * Programs at sched_switch run with interrupts off and the run queue locked: they must not block.
- * The sampler cannot interrupt these programs, so they can use the sampler's scratch memory.
+ * Of the sampler's events, only hardware events can interrupt these programs, which use the
+ * sampler's scratch memory: see take_scratch().
  */
 
 #include "wait_types.bpf.h"
@@ -753,7 +754,7 @@ INLINE void mark_scratch(u64 is_taken)
 	u32 zero = 0;
 	struct scratch *own;
 
-	if (!FOLLOWS_TRACEPOINTS)
+	if (!MAY_NEST)
 		return;
 	own = LOOKUP(scratch, &zero);
 	if (own)

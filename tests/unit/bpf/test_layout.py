@@ -226,7 +226,7 @@ def test_python_and_the_bpf_object_agree_on_every_struct_layout():
     assert counters == (*range(0, 8 * _COUNTERS, 8), 8 * _MISSED_WORD, 8 * _BUSY_WORD)
     assert places("cpu_line", ("counted", "overflows", "unused")) == (72, 80, 96)
     assert _CPU_LINE_BYTES == 96 + 4 * 8
-    check_adjacent(types, "event_layout", (*EventOffsets._fields, "cpus", "tracepoints"))
+    check_adjacent(types, "event_layout", (*EventOffsets._fields, "cpus", "may_nest"))
     tracepoint = ("number", "period", "by", "python", "argument", "pointer", "member")
     tracepoint = (*tracepoint, "is_order", "unit", "calls")
     check_adjacent(types, "tracepoint", tracepoint)

@@ -41,6 +41,16 @@ def test_the_elapsed_time_of_an_ongoing_wait_is_counted():
     }
 
 
+def test_a_wait_during_a_pause_does_not_hide_later_waits():
+    sums = WaitSums()
+    assert sums.read([thread(since=50)], 1050, 1)[KEY].by_state == (0, 1000, 0, 0, 0)
+    assert sums.read([thread(since=50)], 2000, 0) == {}
+    asleep = thread(since=3000, epoch=2)  # the wait of epoch 1 was not added to the sums
+    assert sums.read([asleep], 3100, 2)[KEY].by_state == (0, 100, 0, 0, 0)
+    sums.add_ended([thread(by_state=(0, 150, 0, 0, 0), epoch=2)])
+    assert sums.read([], 3200, 2)[KEY].by_state == (0, 50, 0, 0, 0)
+
+
 def test_waits_from_another_epoch_are_ignored():
     assert WaitSums().read([thread(since=50, epoch=1)], 100, 2) == {}
     assert WaitSums().read([thread(since=50, epoch=1)], 100, 0) == {}
