@@ -30,7 +30,7 @@ from otel_kprofiler.agent.telemetry import Readings, Telemetry
 from otel_kprofiler.agent.watchdog import Watchdog
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.delivery import Reporter
-from otel_kprofiler.errors import HostError, KProfilerError, SamplerError
+from otel_kprofiler.errors import ExportError, HostError, KProfilerError, SamplerError
 from otel_kprofiler.host import (
     PURPOSES,
     Access,
@@ -356,7 +356,10 @@ class Agent:
             self._health.close()
         self._health = health
         self._config = config
-        run_unprivileged(lambda: self._telemetry.configure(config))
+        try:
+            run_unprivileged(lambda: self._telemetry.configure(config))
+        except ExportError as error:
+            _log.warning("the agent's own metrics keep their previous settings: %s", error)
         if self._on_config:
             self._on_config(config)
         _log.info("configuration reloaded; new exporters: %s", ", ".join(opened) or "none")

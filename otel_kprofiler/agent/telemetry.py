@@ -49,7 +49,10 @@ class Telemetry:
             self._metrics.record_export(name, result, seconds)
 
     def configure(self, config: AgentConfig) -> None:
-        """Send metrics to a configuration's OTLP receivers, if metrics are enabled."""
+        """Send metrics to a configuration's OTLP receivers, if metrics are enabled.
+
+        Raises ``ExportError``, and changes nothing, if a TLS file is unusable.
+        """
         receivers = {
             name: settings.client
             for name, settings in config.exporters.items()
@@ -60,14 +63,15 @@ class Telemetry:
         settings = (receivers, interval_s, config.resource) if wanted else None
         if settings == self._settings:
             return
-        self.close()
-        self._settings = settings
+        metrics = None
         if wanted:
             from otel_kprofiler.agent.metrics import SelfMetrics  # noqa: PLC0415 - 2 MB
 
-            self._metrics = SelfMetrics(
+            metrics = SelfMetrics(
                 receivers, config.resource, interval_s=interval_s, readings=self._readings
             )
+        self.close()
+        self._metrics, self._settings = metrics, settings
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Send the final metrics and stop, giving up after ``timeout_s``."""

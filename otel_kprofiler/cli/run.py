@@ -103,11 +103,11 @@ def _print(text: str) -> None:
 
     def write() -> None:
         try:
+            sys.stdout.flush()  # another thread may hold its lock while it writes
             write_all(sys.stdout.fileno(), text.encode())
         except OSError as error:
             _log.error("cannot print the sample counts: %s", error.strerror)
 
-    sys.stdout.flush()
     writer = threading.Thread(target=write, name="kprofiler-print", daemon=True)
     writer.start()
     writer.join(_PRINT_TIMEOUT_S)

@@ -170,6 +170,10 @@ class ProfileExporter(abc.ABC):
         """Export a batch, and split it if the receiver requires smaller requests."""
         return [Part(batch, self.export(batch))]
 
+    def hurry(self) -> None:
+        """Make a running export try again now, if it waits before a retry of its choice."""
+        return
+
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Wait for a running export. Return False on timeout."""
         return True

@@ -10,6 +10,7 @@ With a spool, a batch that cannot reach the receiver remains queued until the ba
 its disk space is needed. All outcomes of an export except an unreachable receiver are final.
 """
 
+import errno
 import logging
 import threading
 import time
@@ -32,6 +33,8 @@ DEFAULT_QUEUE_BYTES = 16 * 1024 * 1024
 """Default limit on the total payload of batches waiting in memory, in bytes."""
 _INTERRUPT_GRACE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
+_DAMAGED: Final = frozenset({errno.ENOENT, errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+"""Errors for lost or damaged files. Others, such as EMFILE, may pass."""
 _POLL_S = 0.1
 _FINAL_REQUEST_SHARE: Final = 0.2
 """Fraction of the shutdown timeout reserved for the final request, which reports losses."""
@@ -102,6 +105,7 @@ class ExportQueue:
         self._stopping = False  # whether to stop after the current export
         self._dropping: set[LossCause] = set()  # loss causes already logged
         self._pause_s = 0.0
+        self._unreadable = ""  # why the oldest batch cannot be read now
         self._storage_error = ""
         self.unknown_since_unix_ns = 0
         self._adopt_carried()
@@ -177,6 +181,8 @@ class ExportQueue:
             kept_s = _FINAL_REQUEST_SHARE * timeout_s if final_request else 0.0
             self._closing = True
             self._changed.notify_all()
+            if not self._spool:
+                self.exporter.hurry()
             self._wait_settled(deadline - kept_s)
             self._drop(self._in_memory(), LossCause.SHUTDOWN)
             self._wait_settled(deadline - kept_s / 2)
@@ -378,7 +384,11 @@ class ExportQueue:
                     continue
                 held = self._in_flight = self._waiting.popleft()
                 exporter = self.exporter
-            parts = export_all(exporter, self._load(held), self._on_export)
+            loaded = self._load(held)
+            if loaded is None:
+                self._put_back(held)
+                continue
+            parts = export_all(exporter, loaded, self._on_export)
             with self._changed:
                 # Shutdown may have counted this batch as lost.
                 if self._in_flight is not held:
@@ -390,15 +400,36 @@ class ExportQueue:
             if done:
                 self._settle(held)
 
-    def _load(self, held: _Held) -> tuple[Batch, ...]:
-        """Returns a queued batch, or its undelivered parts; empty if the batch cannot be read."""
+    def _load(self, held: _Held) -> tuple[Batch, ...] | None:
+        """Returns a queued batch, or its undelivered parts; empty if the batch is damaged.
+
+        Returns None if the batch may be readable later, for example once the process may open
+        files again.
+        """
         if held.batches or held.stored is None or self._spool is None:
             return held.batches
         try:
-            return (self._spool.read(held.stored),)
+            batch = self._spool.read(held.stored)
         except (OSError, ValueError) as error:
-            _log.warning("%s: %s", self.exporter.name, describe_error(error))
-            return ()
+            text = describe_error(error)
+            if not isinstance(error, OSError) or error.errno in _DAMAGED:
+                _log.warning("%s: %s", self.exporter.name, text)
+                return ()
+            if text != self._unreadable:
+                self._unreadable = text
+                _log.warning("%s: %s; trying again (logged once)", self.exporter.name, text)
+            return None
+        self._unreadable = ""
+        return (batch,)
+
+    def _put_back(self, held: _Held) -> None:
+        """Return a batch that cannot be read now to the front of the queue."""
+        with self._changed:
+            if self._in_flight is held:
+                self._in_flight = None
+                self._waiting.appendleft(held)
+                self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
+                self._changed.notify_all()
 
     def _conclude(self, held: _Held, parts: Sequence[Part], *, replaced: bool) -> bool:
         """Count a batch's outcome; requeue undelivered parts, and return False if there are any."""

@@ -105,10 +105,12 @@ def attempt_until_settled(
     policy: RetryPolicy,
     timeout_s: float,
     stop: threading.Event,
+    hurry: threading.Event | None = None,
 ) -> tuple[Answer, LossCause | None]:
     """Retry until the receiver accepts or rejects the batch, time runs out, or ``stop`` is set.
 
     ``attempt`` sends the batch once; its argument is a timeout in seconds, at most ``timeout_s``.
+    ``hurry`` ends a wait once, unless the receiver has requested the wait; set it with ``stop``.
     Returns the last response and, unless the batch was accepted, the cause of the loss.
     """
     started = time.monotonic()
@@ -135,6 +137,10 @@ def attempt_until_settled(
             # Wait until this batch's deadline, even if no further attempt is possible. Otherwise,
             # the next batch would be sent to a throttling receiver too early.
             wait = min(max(wait, min(answer.delay_s, MAX_SERVER_DELAY_S)), max(left, 0))
+        if hurry and answer.delay_s is None:
+            hurry.wait(wait)
+            hurry.clear()
+            wait = 0.0
         if stop.wait(wait):
             return answer, LossCause.SHUTDOWN
         allowance = min(timeout_s, left_s())

@@ -84,6 +84,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self._timeout_s = settings.timeout_s
         self._retry = settings.retry
         self._stop = threading.Event()
+        self._hurry = threading.Event()
         self._busy = ProcessLock()
         self._closed = False
         self._warned: set[str] = set()
@@ -178,6 +179,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
             policy=self._retry,
             timeout_s=self._timeout_s,
             stop=self._stop,
+            hurry=self._hurry,
         )
         if cause is LossCause.RETRIES_EXHAUSTED:
             self._warn_once(
@@ -295,6 +297,10 @@ class OtlpSender(ProfileExporter, abc.ABC):
         subject = {"subject": f"{self.name} {key}"}
         _log.warning("%s (%s): %s (logged once)", self.name, self.endpoint, text, extra=subject)
 
+    def hurry(self) -> None:
+        """End a wait before a retry, unless the receiver has requested the wait. Thread-safe."""
+        self._hurry.set()
+
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Wait for a running export. Return False on timeout."""
         if not self._busy.acquire(max(timeout_millis, 0) / 1000):
@@ -305,6 +311,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
     def shutdown(self, timeout_millis: float = 30_000) -> None:
         """End retries immediately and abort a running attempt after the timeout; idempotent."""
         self._stop.set()
+        self._hurry.set()
         self.force_flush(timeout_millis)
         if not self._closed:
             self._closed = True

@@ -34,6 +34,10 @@ class _Handler:
         )
         self._arrived = False
 
+    def export_with(self, flush: Callable[[], object], end: Callable[[], object]) -> None:
+        """Replace the functions that export samples."""
+        self._flush, self._end = flush, end
+
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self._exiting == os.getpid():
             signal.signal(number, self._before)  # a second SIGTERM does not wait for the export
@@ -79,12 +83,16 @@ def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object
     """Install a handler that exports pending samples before the current SIGTERM action runs.
 
     The handler calls ``end`` if SIGTERM is going to terminate the process, and ``flush`` otherwise.
-    Does nothing if the handler is already installed or SIGTERM is ignored. Forked children inherit
-    the handler. Raises ``ValueError`` outside the main thread of the main interpreter.
+    Replaces the functions if the handler is already installed; does nothing if SIGTERM is ignored.
+    Forked children inherit the handler. Raises ``ValueError`` outside the main thread of the main
+    interpreter.
     """
     global _installed  # noqa: PLW0603 - one per process
     earlier = signal.getsignal(signal.SIGTERM)
-    if isinstance(earlier, _Handler) or earlier is signal.SIG_IGN:
+    if isinstance(earlier, _Handler):
+        earlier.export_with(flush, end)
+        return
+    if earlier is signal.SIG_IGN:
         return
     if earlier is None:
         _log.warning("samples will not be sent on SIGTERM: C code has installed a handler")

@@ -1,5 +1,6 @@
 """The sending queue with a spool counts every loss and delivers nothing twice."""
 
+import errno
 import os
 import threading
 import time
@@ -225,6 +226,27 @@ def test_an_unreadable_batch_is_counted_as_lost(open_queue, tmp_path):
     assert queue.force_flush(60_000)
     assert numbers(receiver) == [1]
     assert check(queue)[1:4] == (1, {LossCause.SPOOL_DAMAGED: 2}, 0)
+
+
+def test_a_batch_that_cannot_be_read_for_a_while_is_kept(open_queue, monkeypatch, caplog):
+    """The process may have no free file descriptor."""
+    monkeypatch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.02)
+    failures = iter([errno.EMFILE, errno.EMFILE, errno.ENOMEM])
+    read = Spool.read
+
+    def read_later(self, stored):
+        if number := next(failures, None):
+            raise OSError(number, os.strerror(number))
+        return read(self, stored)
+
+    monkeypatch.setattr(Spool, "read", read_later)
+    receiver = Receiver()
+    queue = open_queue(receiver)
+    put(queue, 1, 2)
+    assert queue.force_flush(60_000)
+    assert numbers(receiver) == [1, 2]
+    assert check(queue)[1:4] == (3, {}, 0)
+    assert [record.message.count("trying again") for record in caplog.records] == [1, 1]
 
 
 def test_a_rejected_batch_does_not_block_the_next(open_queue):

@@ -108,3 +108,23 @@ def test_samples_are_counted_as_lost_to_shutdown_if_an_attempt_fails_during_shut
         lambda _: RETRY, policy=RetryPolicy(enabled=False), timeout_s=1, stop=stop
     )
     assert outcome == (RETRY, LossCause.SHUTDOWN)
+
+
+@pytest.mark.parametrize("requested", [None, 0.3])
+def test_a_wait_can_be_ended_once_unless_the_receiver_requested_it(requested):
+    hurry, began, answers = threading.Event(), time.monotonic(), []
+
+    def attempt(_):
+        answers.append(time.monotonic() - began)
+        if len(answers) == 1:
+            hurry.set()
+            return RETRY._replace(delay_s=requested)
+        return Answer(Verdict.ACCEPTED, "OK")
+
+    interval_s = 600 if requested is None else 0.01
+    policy = RetryPolicy(
+        initial_interval_s=interval_s, max_interval_s=interval_s, max_elapsed_time_s=0
+    )
+    attempt_until_settled(attempt, policy=policy, timeout_s=1, stop=threading.Event(), hurry=hurry)
+    assert len(answers) == 2
+    assert answers[1] - answers[0] >= (requested or 0)

@@ -100,6 +100,22 @@ def test_a_child_forked_during_an_export_is_killed_by_sigterm():
     assert run(code) == (0, f"{-signal.SIGTERM}\n")
 
 
+def test_the_handler_exports_the_samples_of_the_latest_profiler():
+    code = """
+    begin()
+    class Later(Exporting):
+        def shutdown(self, timeout_millis=0):
+            print("later", flush=True)
+
+    provider = ProfilerProvider()
+    provider.add_profile_processor(Later())
+    come_before_sigterm(flush=provider.force_flush, end=provider.shutdown)
+    terminate()
+    """
+    status, output = run(code)
+    assert (status, output.split()[0]) == (-signal.SIGTERM, "later")
+
+
 def test_the_signal_takes_effect_during_interpreter_finalization():
     code = """
     import sys
