@@ -97,7 +97,7 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
     elf = ElfFile(loads, texts, search, build_id, entry, section_headers, code, is_go)
     if is_go and build_id is None:  # PT_NOTE of Go's linker contains only Go's note
         with contextlib.suppress(ElfError):
-            return elf._replace(build_id=_read_note_sections(source, elf))
+            return elf._replace(build_id=_read_note_sections(source, elf)[0])
     return elf
 
 
@@ -108,7 +108,8 @@ def read_debug_elf(source: Source) -> ElfFile:
     """
     code, entry, _, _, section_headers = _read_header(source, None)
     elf = ElfFile((), (), None, None, entry, section_headers, code)
-    return elf._replace(build_id=_read_note_sections(source, elf))
+    build_id, is_go = _read_note_sections(source, elf)
+    return elf._replace(build_id=build_id, is_go=is_go)
 
 
 def read_load_addresses(source: Source) -> list[tuple[int, int]]:
@@ -238,10 +239,10 @@ def _segments(
     return tuple(by_address), tuple(sorted(texts, key=lambda text: text.address)), search
 
 
-def _read_note_sections(source: Source, elf: ElfFile) -> BuildId | None:
+def _read_note_sections(source: Source, elf: ElfFile) -> tuple[BuildId | None, bool]:
     sections = read_sections(source, elf)
     notes = [(section.offset, section.size) for section in sections if section.kind == _SHT_NOTE]
-    return _read_notes(source, notes)[0]
+    return _read_notes(source, notes)
 
 
 def _read_notes(source: Source, notes: list[tuple[int, int]]) -> tuple[BuildId | None, bool]:

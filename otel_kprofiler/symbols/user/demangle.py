@@ -12,6 +12,8 @@ from otel_kprofiler.symbols.user.rust_names import MAX_CHARS, demangle_rust
 
 MAX_MANGLED_CHARS: Final = 8_192
 """Longer names are not demangled."""
+PLT_SUFFIX: Final = "@plt"
+"""Ends the names of stubs that call functions in other files."""
 _MAX_CXX_CHARS: Final = 1024
 """Longer C++ names may exceed libiberty's recursion limit (``DEMANGLE_RECURSION_LIMIT``)."""
 _MAX_CXX_GROWTH: Final = 20.0
@@ -32,6 +34,8 @@ def demangle(name: str) -> str:
     """
     if len(name) > MAX_MANGLED_CHARS or "\0" in name:
         return name
+    if name.endswith(PLT_SUFFIX):
+        return demangle(name.removesuffix(PLT_SUFFIX)) + PLT_SUFFIX
     plain = strip_clone_suffix(name)
     if not plain.startswith("_"):
         return plain
@@ -39,6 +43,11 @@ def demangle(name: str) -> str:
     if demangled is None and plain.startswith("_Z"):
         demangled = _demangle_cxx(plain)
     return demangled or plain
+
+
+def demangle_in_go(name: str) -> str:
+    """Demangles a name in a Go program. Go's own names, such as ``main.part``, are not mangled."""
+    return demangle(name) if name.startswith("_") else name
 
 
 def has_cxx_runtime() -> bool:

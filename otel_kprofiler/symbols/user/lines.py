@@ -86,8 +86,9 @@ class SymbolicLines:
 
     Functions have no lines if their DWARF is split, and inlined functions have no names if their
     names are in the common file that ``dwz -m`` writes. The cache identifies a file by its
-    modification time and a hash of its size and its first and last pages. Converts one file at a
-    time, in a child process without capabilities.
+    modification time and a hash of its size and its first and last pages, and contains only files
+    with a unique build id; other files may differ in bytes that the hash does not cover. Converts
+    one file at a time, in a child process without capabilities.
 
     ``cache`` keeps converted lines for later runs. If ``cache`` is None, the lines are cached only
     while in use. Raises ``DependencyError`` if symbolic is not installed.
@@ -122,11 +123,12 @@ class SymbolicLines:
         """
         changed = os.fstat(source.fd).st_mtime_ns
         name = f"{hash_file(source)}-{changed:x}.lines-{MAGIC[-1:].decode()}-{VERSION}"
-        if self._cache and (fd := self._cache.open(name)) is not None:
+        cache = self._cache if _is_unique(source) else None
+        if cache and (fd := cache.open(name)) is not None:
             try:
                 return _map(fd)
             except LinesError:  # the cached file is corrupt
-                self._cache.remove(name)
+                cache.remove(name)
             finally:
                 os.close(fd)
         if source.size > self._limits.file_bytes:
@@ -138,9 +140,9 @@ class SymbolicLines:
             text, problem, may_pass = reason
             raise LinesError(text, problem, may_pass=may_pass)
         try:
-            if self._cache is None:
+            if cache is None:
                 return self._convert(source)
-            return self._convert_to(self._cache, name, source)
+            return self._convert_to(cache, name, source)
         except LinesError as error:
             if error.problem in _COSTLY:
                 reason = str(error), error.problem, error.may_pass
@@ -196,6 +198,15 @@ def _refuse(source: FileSource, failed: ChildFailed) -> LinesError:
     else:  # ``failed`` begins with "took" if a limit was exceeded, and is a sentence otherwise
         text = f" {failed}" if problem in _EXCEEDED else f": {failed}"
     return LinesError(f"converting the DWARF{text}", problem, may_pass=failed.may_pass)
+
+
+def _is_unique(source: FileSource) -> bool:
+    """Returns whether no other file has the file's build id. Go programs may have a fixed one."""
+    try:
+        elf = read_debug_elf(source)
+    except ElfError:
+        return False
+    return elf.build_id is not None and not elf.is_go
 
 
 def count_dwarf_bytes(source: FileSource) -> int:

@@ -68,6 +68,9 @@ class PerfMap(JitFile[JitCode]):
     def _open_file(self) -> int:
         """Open the map in the process's view of ``/tmp``, or otherwise in the host's ``/tmp``.
 
+        In the host's, pids are those of the host: processes of several containers may have the pid
+        that a process has in its own namespace.
+
         Raises ``OSError`` unless the map is a regular file that is owned by the process's user or
         root, not world-writable, and written since the process started.
         """
@@ -75,7 +78,10 @@ class PerfMap(JitFile[JitCode]):
         writer = read_writer(process, self._files)
         began_ns = self._clock.to_unix_ns(process.start_time_ns or 0)
         refusal: OSError = FileNotFoundError(f"process {process.tgid} has no perf map")
-        for directory in (f"{root}/proc/{process.tgid}/root/tmp", f"{root}/tmp"):  # noqa: S108 - not trusted
+        directories = [f"{root}/proc/{process.tgid}/root/tmp"]
+        if writer.pid == process.tgid:
+            directories.append(f"{root}/tmp")  # noqa: S108 - not trusted
+        for directory in directories:
             try:
                 fd = _open_in(directory, f"perf-{writer.pid}.map")
             except FileNotFoundError:

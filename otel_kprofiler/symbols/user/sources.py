@@ -27,7 +27,7 @@ from otel_kprofiler.symbols.user.debug_files import (
     find_alternate,
     want_debug_file,
 )
-from otel_kprofiler.symbols.user.demangle import demangle
+from otel_kprofiler.symbols.user.demangle import demangle, demangle_in_go
 from otel_kprofiler.symbols.user.file import FileSymbols, LineTable
 from otel_kprofiler.symbols.user.functions import FunctionTable
 from otel_kprofiler.symbols.user.go import GoLines, find_go_section
@@ -151,7 +151,8 @@ class SymbolSources:
                 file, headers, path = debug.source, debug.elf, debug.path
                 lines, failed = self._open_lines(file, headers, path, root, functions)
         problem, may_pass = (failed.problem, failed.may_pass) if failed else (None, False)
-        return FileSymbols(functions, self.demangle, lines, problem, can_retry_lines=may_pass)
+        naming = demangle_in_go if elf.is_go and self.demangle is demangle else self.demangle
+        return FileSymbols(functions, naming, lines, problem, can_retry_lines=may_pass)
 
     def find_debug_files(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
         """Yields open debug files from each finder in turn. The caller closes each file."""

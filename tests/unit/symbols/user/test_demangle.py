@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.symbols.user import demangle as module
-from otel_kprofiler.symbols.user.demangle import demangle, has_cxx_runtime
+from otel_kprofiler.symbols.user.demangle import demangle, demangle_in_go, has_cxx_runtime
 from tests.unit.symbols.user.elf_programs import tool
 
 pytestmark = pytest.mark.system
@@ -147,3 +147,15 @@ def test_concurrent_threads_receive_the_same_demangled_names():
     with ThreadPoolExecutor(4) as threads:
         for result in threads.map(lambda _: [demangle(name) for name in names], range(8)):
             assert result == expected
+
+
+def test_stubs_are_demangled_like_the_functions_that_they_call():
+    plain = demangle("_ZN5TableILi3EE3sumEl")
+    assert demangle("_ZN5TableILi3EE3sumEl@plt") == f"{plain}@plt"
+    assert demangle("memcpy@plt") == "memcpy@plt"
+
+
+def test_names_in_go_programs_keep_ends_that_resemble_those_of_clones():
+    assert demangle_in_go("main.part") == "main.part"
+    assert demangle_in_go("main.(*T).cold") == "main.(*T).cold"
+    assert demangle_in_go("_ZN5TableILi3EE3sumEl.cold") == demangle("_ZN5TableILi3EE3sumEl")

@@ -169,6 +169,14 @@ def test_converted_lines_are_cached_for_the_next_run(build, cache, opened, monke
         assert os.stat(Path(cache.path, name)).st_size > 10_000
 
 
+def test_lines_of_a_file_without_a_build_id_are_not_kept(build, cache, opened, tmp_path):
+    path = str(tmp_path / "program")
+    tool("objcopy", "--remove-section=.note.gnu.build-id", build("pie"), path)
+    table = SymbolicLines(cache).open(opened(path))
+    assert any(map(table.lookup, code_addresses(build("pie"), 50)))
+    assert os.listdir(cache.path) == []
+
+
 @pytest.mark.usefixtures("ignored_children")
 def test_lines_are_read_even_if_the_kernel_discards_the_childs_status(build, opened):
     addresses = code_addresses(build("pie"), 20)

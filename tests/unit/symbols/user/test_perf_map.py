@@ -1,5 +1,6 @@
 """Addresses in JIT-compiled code are resolved from perf maps even as the code changes."""
 
+import contextlib
 import os
 import time
 import tracemalloc
@@ -160,6 +161,24 @@ def test_perf_maps_are_searched_for_in_the_container_then_on_the_host(path, open
     path.write_bytes(b"100 10 own\n")
     opened.update(20)
     assert name_at(opened, 0x100, 20) == "own"
+
+
+@pytest.mark.parametrize(
+    ("inner", "name"), [(ME.tgid, "mine"), (1, None)], ids=["host", "container"]
+)
+def test_the_map_of_another_container_is_not_read(opened, tmp_path, monkeypatch, inner, name):
+    """In the host's /tmp, a pid is one of the host, not of the process's own namespace."""
+    read = Access.read_bytes
+
+    def read_bytes(self, path):
+        own = f"NSpid:\t{ME.tgid}"
+        return read(self, path).replace(own.encode(), f"{own}\t{inner}".encode())
+
+    monkeypatch.setattr(Access, "read_bytes", read_bytes)
+    (tmp_path / f"tmp/perf-{inner}.map").write_bytes(b"100 10 mine\n")
+    with contextlib.suppress(FileNotFoundError):
+        opened.update(10)
+    assert name_at(opened, 0x100, 10) == name
 
 
 def write_link(path):
