@@ -99,7 +99,8 @@ class FileKey(NamedTuple):
         device: device of the file system, as ``MKDEV`` (major << 20 | minor); differs from
             ``st_dev`` on overlayfs and btrfs.
         generation: distinguishes files with a reused inode number, and the old and new contents of
-            a file that was overwritten in place.
+            a file that was overwritten in place, unless their sizes and modification times are
+            equal.
     """
 
     inode: int

@@ -197,7 +197,11 @@ INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struc
 		m->state = NO_FILE;
 		return 0;
 	}
-	m->key.generation ^= seconds ^ ns; /* a file may be overwritten in place */
+	/*
+	 * A file may be overwritten in place. Files of images may have a fixed modification time,
+	 * and the same inode number as a file of another image or subvolume.
+	 */
+	m->key.generation ^= seconds ^ ns ^ (u32)w->file_bytes;
 	w->file_modified = (u64)seconds << 32 | ns;
 	m->bias = vma_word(w, c->vma_start) - pages * c->page_bytes;
 	return 1;
