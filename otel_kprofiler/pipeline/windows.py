@@ -67,6 +67,8 @@ _Key = tuple[
 ]
 _Group = dict[_Key, list[int]]
 """Groups of equal samples, each as a list of alternating times and values."""
+_Again = dict[tuple[Stack, int], Stack]
+"""Stacks that were resolved again, by the original stack and thread."""
 
 
 class WindowCounts(NamedTuple):
@@ -159,7 +161,7 @@ class WindowBuilder:
         if self._changes:
             self.end_boot_ns = min(self.end_boot_ns, self._changes[0][0])
         self._kinds: dict[ProfileKind, dict[Resource, _Group]] = {}
-        self._unfinished: dict[Stack, RawSample] = {}
+        self._unfinished: dict[tuple[Stack, int], RawSample] = {}  # by thread, too
         self._count = self._last_ns = 0
 
     def end_if_full(self, next_ns: int) -> bool:
@@ -219,7 +221,7 @@ class WindowBuilder:
         if series is not added:
             series += added
         elif stack.is_provisional:
-            self._unfinished.setdefault(stack, sample)
+            self._unfinished.setdefault((stack, tid), sample)
 
     def close(
         self,
@@ -236,13 +238,14 @@ class WindowBuilder:
             counts: the sample counts by kind; each of these kinds has a profile in the window, even
                 without samples.
             resolve_again: called once for each stack with unresolved frames that may now be
-                resolvable.
+                resolvable, and each thread that had this stack: generated code at the same address
+                has different names in different processes.
             renew: returns replacements for Resources that have changed since they were first seen.
         """
         interval = self._interval(self.end_boot_ns if end_boot_ns is None else end_boot_ns)
-        again: dict[Stack, Stack] = {}
+        again: _Again = {}
         if resolve_again:
-            again = {stack: resolve_again(sample) for stack, sample in self._unfinished.items()}
+            again = {key: resolve_again(sample) for key, sample in self._unfinished.items()}
         resources = {resource: resource for groups in self._kinds.values() for resource in groups}
         resources |= {
             resource: resource for kind_counts in counts.values() for resource in kind_counts.waits
@@ -304,7 +307,7 @@ class WindowBuilder:
     def _samples(
         self,
         group: _Group,
-        again: dict[Stack, Stack],
+        again: _Again,
         interval: Interval,
         ends: WaitStacks | TracepointStacks,
         resolution_ns: int,
@@ -328,7 +331,7 @@ class WindowBuilder:
             at += count
             if values.count(1) == count:
                 values = []
-            resolved = again.get(stack, stack)
+            resolved = again.get((stack, tid), stack) if again else stack
             wait = None
             if key and not isinstance(key, LockWait):
                 wait = waits.get((resolved, key))

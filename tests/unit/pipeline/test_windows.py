@@ -10,6 +10,7 @@ from otel_kprofiler.model import (
     OFF_CPU,
     ON_CPU,
     STACK_OK,
+    Frame,
     RawSample,
     Resource,
     Side,
@@ -127,6 +128,19 @@ def test_frames_in_unknown_modules_are_resolved_again_when_the_window_closes():
     window = windows.close(resolve_again=lambda sample: asked.append(sample) or better)
     assert [sample.time_ns for sample in asked] == [2]
     assert [sample.stack for sample in window.profiles[0].resources[0].samples] == [known, better]
+
+
+def test_frames_are_resolved_again_for_each_thread():
+    """Processes may have different functions at one address."""
+    windows, unknown, resource = builder(), stack_of(is_provisional=True), Resource({})
+    names = {
+        tid: Stack((Side(KERNEL_SIDE, (Frame(None, tid, (), 0, KERNEL_SIDE),)),)) for tid in (7, 8)
+    }
+    for tid in names:
+        windows.add([raw(tid)._replace(tid=tid)], [unknown], resource)
+    window = windows.close(resolve_again=lambda sample: names[sample.tid])
+    samples = window.profiles[0].resources[0].samples
+    assert {sample.tid: sample.stack for sample in samples} == names
 
 
 @pytest.mark.parametrize("unit", [0.0, 0.25, 0.999])
