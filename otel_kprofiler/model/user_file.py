@@ -10,6 +10,8 @@ from otel_kprofiler.model.user_stack import FileKey
 
 VDSO_NAME: Final = "[vdso]"
 _MEMFD: Final = "memfd:"
+_MEMORY: Final = ("/memfd:", "/dev/zero", "/SYSV", "/anon_hugepage")
+"""Names of shared memory: of memfd_create(2), mmap(2), shmget(2) and huge pages."""
 MAX_FILES: Final = 16_384
 """Maximum number of files whose details are kept (about 500 bytes each)."""
 
@@ -49,6 +51,11 @@ class FileDetails(NamedTuple):
         programs: ``go build -ldflags=-buildid=redacted`` gives all of them the same build id.
         """
         return (self.build_id, self.file_id) if self.build_id and not self.is_go else None
+
+    @property
+    def may_be_generated(self) -> bool:
+        """Returns whether the file is not a program, but memory that a JIT compiler maps twice."""
+        return not self.texts and self.path.startswith(_MEMORY)
 
     @property
     def name(self) -> str:

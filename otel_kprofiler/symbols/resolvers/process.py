@@ -191,11 +191,12 @@ class _Question:
             return make_unknown(address, Unresolved.UNMAPPED, self._process)
         mapping, code = place
         offset = address - mapping.start + mapping.file_offset
-        if isinstance(code, CodeFile):
+        if isinstance(code, CodeFile) and not code.details.may_be_generated:
             frame = code.frame_at(offset)
         else:
             made = self._made.frame(self._process, address) if mapping.is_executable else None
-            frame = made or Frame(None, address, (), 0, USER_SIDE, code)
+            reason = Unresolved.NO_FILE if isinstance(code, CodeFile) else code
+            frame = made or Frame(None, address, (), 0, USER_SIDE, reason)
         known_offset = offset if mapping.path.startswith("/") else None
         return Resolution(address, frame, self._process, mapping.path, known_offset)
 

@@ -392,6 +392,8 @@ class UserResolver(Stateless):
         details = self._known.get(key)
         if details is None:
             return _Mapping(None, 0, Unresolved.FILE_UNKNOWN)
+        if self._names and details.may_be_generated:
+            return _Mapping(None, 0, Unresolved.NO_FILE)
         if len(self._mapped) >= MAX_MAPPINGS_CACHED:
             self._forget()
         file = self._files.get(key)

@@ -377,6 +377,19 @@ def test_code_not_backed_by_a_file_is_symbolized_only_for_its_process(known):
     assert answer.of(other) is unnamed
 
 
+@pytest.mark.parametrize("path", ["/memfd:doublemapper", "/dev/zero"])
+def test_generated_code_in_shared_memory_is_symbolized(known, path):
+    """Some JIT compilers map their memory twice: to write code, and to execute it."""
+    memory, names = FileKey(9, 9, 9), Names()
+    known.add(memory, FileDetails(path, None, FileId("0" * 32)))
+    names.code[SAMPLE.process] = {0x7004: NamedAddress((Line("hot"),), 0x7000, None)}
+    stack = raw((4, memory, REGISTERS), biases={memory: 0x7000})
+    side = UserResolver(known, names).resolve(stack, None).of(SAMPLE)
+    assert [frame.function for frame in side.frames] == ["hot"]
+    module = UserResolver(known).resolve(stack, None).frames[0].module
+    assert module.name == path.rpartition("/")[2]
+
+
 def test_frames_are_provisional_until_their_names_are_read(known):
     names = Names()
     names.files[LIBC] = {0x3000F: READ}
