@@ -10,7 +10,6 @@ With a spool, a batch that cannot reach the receiver remains queued until the ba
 its disk space is needed. All outcomes of an export except an unreachable receiver are final.
 """
 
-import errno
 import logging
 import threading
 import time
@@ -19,12 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
-from otel_kprofiler.errors import describe_error
 from otel_kprofiler.export.base import Part, ProfileExporter, is_wholly_lost
 from otel_kprofiler.export.exports import OnExport, export_all, is_temporary
 from otel_kprofiler.export.ledger import Ledgers, LossesByKind, QueueCounts, sum_kinds
 from otel_kprofiler.export.recovery import Stored
 from otel_kprofiler.export.spool import Spool
+from otel_kprofiler.export.storage_log import StorageLog
 from otel_kprofiler.model import Batch, LossCause, SampleCounts
 
 DEFAULT_QUEUE_SIZE = 1000
@@ -33,8 +32,6 @@ DEFAULT_QUEUE_BYTES = 16 * 1024 * 1024
 """Default limit on the total payload of batches waiting in memory, in bytes."""
 _INTERRUPT_GRACE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
-_DAMAGED: Final = frozenset({errno.ENOENT, errno.EIO, errno.EBADMSG, errno.EUCLEAN})
-"""Errors for lost or damaged files. Others, such as EMFILE, may pass."""
 _POLL_S = 0.1
 _FINAL_REQUEST_SHARE: Final = 0.2
 """Fraction of the shutdown timeout reserved for the final request, which reports losses."""
@@ -105,8 +102,7 @@ class ExportQueue:
         self._stopping = False  # whether to stop after the current export
         self._dropping: set[LossCause] = set()  # loss causes already logged
         self._pause_s = 0.0
-        self._unreadable = ""  # why the oldest batch cannot be read now
-        self._storage_error = ""
+        self._storage = StorageLog(lambda: self.exporter.name)
         self.unknown_since_unix_ns = 0
         self._adopt_carried()
         self._worker = threading.Thread(target=self._work, name=f"kprofiler-export {exporter.name}")
@@ -224,7 +220,7 @@ class ExportQueue:
 
     def find_storage_error(self) -> str:
         """Returns why the last write to the spool failed; empty if it succeeded."""
-        return self._storage_error
+        return self._storage.write_error
 
     def _adopt_carried(self) -> None:
         """Queue the batches that earlier runs left in the spool."""
@@ -277,23 +273,13 @@ class ExportQueue:
         try:
             stored = self._spool.append(batch, rest, is_part=is_part)
         except OSError as error:
-            self._note_storage(error.strerror or str(error), "batches wait in memory")
+            self._storage.note_writing(error, "batches wait in memory")
             stored = None
         else:
-            self._note_storage("")
+            self._storage.note_writing(None)
         with self._changed:
             self._adopt_carried()
         return stored
-
-    def _note_storage(self, error: str, consequence: str = "") -> None:
-        last_error, self._storage_error = self._storage_error, error
-        if error and error != last_error:
-            _log.warning(
-                "%s: cannot write to the spool: %s; %s (logged once)",
-                self.exporter.name, error, consequence,
-            )  # fmt: skip
-        elif last_error and not error:
-            _log.info("%s: the spool is writable again", self.exporter.name)
 
     def _free_disk_space(self, more: int) -> None:
         """Drop spooled batches that are too old, or whose segment must be deleted to free space."""
@@ -351,9 +337,9 @@ class ExportQueue:
                 samples -= left or SampleCounts()
                 lost = sum_kinds(chain.from_iterable(held.lost for held in settled))
                 self._spool.settle(stored[-1].number, samples, lost)
-                self._note_storage("")
+                self._storage.note_writing(None)
         except OSError as error:
-            self._note_storage(error.strerror or str(error), "data would be resent after a crash")
+            self._storage.note_writing(error, "data would be resent after a crash")
         finally:
             with self._changed:
                 self._settling -= 1
@@ -411,15 +397,7 @@ class ExportQueue:
         try:
             batch = self._spool.read(held.stored)
         except (OSError, ValueError) as error:
-            text = describe_error(error)
-            if not isinstance(error, OSError) or error.errno in _DAMAGED:
-                _log.warning("%s: %s", self.exporter.name, text)
-                return ()
-            if text != self._unreadable:
-                self._unreadable = text
-                _log.warning("%s: %s; trying again (logged once)", self.exporter.name, text)
-            return None
-        self._unreadable = ""
+            return None if self._storage.may_read_later(error) else ()
         return (batch,)
 
     def _put_back(self, held: _Held) -> None:

@@ -69,7 +69,7 @@ def test_arbitrary_frames_end_an_exchange(data, cuts, has_settings):
             connection = Http2Connection(ours, deadline)
             response = connection.exchange(HEADERS, BODY, deadline, MAX_BYTES)
             interpret_response(response, MAX_BYTES)
-            connection.is_usable()
+            connection.is_usable(deadline)
         except TimeoutError:
             pytest.fail("the end of the stream did not end the exchange")
         except (Http2Error, OSError):
