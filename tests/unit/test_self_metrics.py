@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -15,6 +16,7 @@ from otel_kprofiler.agent import agent_config
 from otel_kprofiler.agent.cpu_time import CpuTime
 from otel_kprofiler.agent.telemetry import Readings, Telemetry
 from otel_kprofiler.config import parse_config
+from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import ExportOutcome, ExportResult
 from otel_kprofiler.model import Account, ExporterAccount, LossCause
 from tests.servers import HttpServer, free_port, serve_grpc
@@ -258,6 +260,17 @@ def test_the_metrics_exporter_is_restarted_only_if_its_settings_change(receiver,
     assert len(instances) == 1, "a restart would have another id"
     time.sleep(0.3)
     assert len(receiver.requests) == count
+
+
+def test_metrics_continue_if_their_new_settings_cannot_be_applied(receiver, telemetry, tmp_path):
+    config = load(receiver.endpoint)
+    telemetry.configure(config)
+    (name, exporter) = next(iter(config.exporters.items()))
+    tls = replace(exporter.client.tls, insecure=False, ca_file=str(tmp_path / "missing"))
+    changed = replace(exporter, client=replace(exporter.client, tls=tls))
+    with pytest.raises(ExportError):
+        telemetry.configure(replace(config, exporters={name: changed}))
+    wait_for_requests(receiver, len(receiver.requests) + 2)
 
 
 def test_the_sdk_is_not_loaded_if_metrics_are_disabled():

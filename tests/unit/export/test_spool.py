@@ -17,7 +17,7 @@ import pytest
 
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter
-from otel_kprofiler.export.segments import MAGIC, Kind, unpack_batch
+from otel_kprofiler.export.segments import MAGIC, Kind, Totals, unpack_batch, unpack_totals
 from otel_kprofiler.export.spool import Spool
 from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples, SampleCounts
 
@@ -652,3 +652,13 @@ def test_written_batches_survive_sigkill(tmp_path, said):
     assert numbers == list(range(numbers[0], numbers[-1] + 1)) if numbers else True
     assert not numbers or numbers[-1] >= int(line)
     spool.close()
+
+
+def test_totals_of_many_kinds_and_causes_are_read_back():
+    kinds = [f"tracepoint_{number:02}:of_a_long_system_name" for number in range(40)]
+    lost = {f"{kind}\t{cause.value}": 1 << 40 for kind in kinds for cause in LossCause}
+    counts = SampleCounts(dict.fromkeys(kinds, 1 << 40))
+    totals = Totals(5, 7, counts, counts, SampleCounts(lost), counts)
+    packed = totals.pack()
+    assert len(packed) > 4096
+    assert unpack_totals(packed) == totals
