@@ -403,18 +403,23 @@ def test_a_receiver_that_only_sends_pings_does_not_extend_the_time_limit(channel
         channel.close()
 
 
+def call_in_child(channel, server):
+    """Calls another server in a forked child, which then closes the channel."""
+
+    def call_and_close():
+        channel._target = parse_target(f"127.0.0.1:{server.port}")
+        accepted = call(channel).verdict is Verdict.ACCEPTED
+        channel.close()
+        return accepted
+
+    return run_in_child(python_fork, call_and_close)
+
+
 def test_a_forked_child_leaves_the_connection_to_its_parent(channel_to):
     with Http2Server(answer_all) as server, Http2Server(answer_all) as other:
         channel = channel_to(server)
         assert call(channel).verdict is Verdict.ACCEPTED
-
-        def call_and_close():
-            channel._target = parse_target(f"127.0.0.1:{other.port}")
-            accepted = call(channel).verdict is Verdict.ACCEPTED
-            channel.close()
-            return accepted
-
-        assert run_in_child(python_fork, call_and_close) == CALLED
+        assert call_in_child(channel, other) == CALLED
         assert other.connections == 1
         assert run_in_child(python_fork, lambda: channel.close() is None) == CALLED
         assert call(channel).verdict is Verdict.ACCEPTED
@@ -435,14 +440,7 @@ def test_a_child_that_is_forked_during_a_call_can_call(channel_to):
         channel = channel_to(server)
         result = call_in_thread(lambda: call(channel))
         assert called.wait(30)
-
-        def call_and_close():
-            channel._target = parse_target(f"127.0.0.1:{other.port}")
-            accepted = call(channel).verdict is Verdict.ACCEPTED
-            channel.close()
-            return accepted
-
-        assert run_in_child(python_fork, call_and_close) == CALLED
+        assert call_in_child(channel, other) == CALLED
         forked.set()
         assert result.result(60).verdict is Verdict.ACCEPTED
         channel.close()

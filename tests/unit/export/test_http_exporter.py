@@ -81,22 +81,8 @@ def test_requests_follow_the_specification(http_receiver, open_exporter, batch, 
     assert " OTel-OTLP-Exporter-Python/" in headers["User-Agent"]
 
 
-def test_several_batches_are_sent_over_one_connection(http_receiver, open_exporter, batch):
-    ports = set()
-
-    def answer(handler):
-        ports.add(handler.client_address[1])
-        handler.close_connection = False
-        handler.reply(200)
-
-    exporter = open_exporter()
-    http_receiver.answer(answer)
-    for _ in range(3):
-        assert exporter.export(batch()).outcome is SUCCESS
-    assert len(ports) == 1
-
-
-def test_a_forked_child_leaves_the_connection_to_its_parent(http_receiver, open_exporter, batch):
+def note_ports(receiver):
+    """Keeps the receiver's connections open. Returns a list that collects their client ports."""
     ports = []
 
     def answer(handler):
@@ -104,8 +90,19 @@ def test_a_forked_child_leaves_the_connection_to_its_parent(http_receiver, open_
         handler.close_connection = False
         handler.reply(200)
 
-    exporter = open_exporter()
-    http_receiver.answer(answer)
+    receiver.answer(answer)
+    return ports
+
+
+def test_several_batches_are_sent_over_one_connection(http_receiver, open_exporter, batch):
+    exporter, ports = open_exporter(), note_ports(http_receiver)
+    for _ in range(3):
+        assert exporter.export(batch()).outcome is SUCCESS
+    assert len(set(ports)) == 1
+
+
+def test_a_forked_child_leaves_the_connection_to_its_parent(http_receiver, open_exporter, batch):
+    exporter, ports = open_exporter(), note_ports(http_receiver)
 
     def export_and_shut_down():
         delivered = exporter.export(batch()).outcome is SUCCESS
