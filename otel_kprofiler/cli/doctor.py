@@ -165,8 +165,9 @@ def _find_off_cpu() -> Finding:
 def _find_speedups() -> Finding:
     check, required = "inner loops", "the C library of this package, for a lower CPU time"
     if library_problem is None:
-        modules = "; modules that run for each sample are compiled"
-        return Finding(check, Level.OK, "in C" + modules * has_compiled_modules(), required)
+        compiled = "; modules that run for each sample are compiled"
+        text = "in C" + (compiled if has_compiled_modules() else "")
+        return Finding(check, Level.OK, text, required)
     fix = "use CPython 3.11 or later on x86-64 or arm64, and unset KPROFILER_SPEEDUPS"
     return Finding(check, Level.INFO, f"in Python: {library_problem}", required, fix)
 

@@ -171,7 +171,7 @@ class ProfileExporter(abc.ABC):
         return [Part(batch, self.export(batch))]
 
     def hurry(self) -> None:
-        """Make a running export try again now, if it waits before a retry of its choice."""
+        """Make an export that waits before a retry try now, unless the receiver set the wait."""
         return
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:

@@ -187,21 +187,19 @@ class GrpcChannel:
 
     def disconnect(self) -> None:
         """Closes the connection; the next call opens a new one. Not thread-safe."""
-        self._leave_to_parent()
         self._http2 = None
         if self._socket is not None:
-            # A forked child may share the connection, so closing it does not end it.
-            shut_down(self._socket)
+            if self._pid == os.getpid():
+                # A forked child may share the connection, so closing it does not end it.
+                shut_down(self._socket)
             self._socket.close()
             self._socket = None
 
     def _leave_to_parent(self) -> None:
         """In a forked child, closes the descriptor of the parent's connection."""
         if self._pid != os.getpid():
-            self._pid, self._is_busy, self._http2 = os.getpid(), False, None
-            if self._socket is not None:
-                self._socket.close()
-                self._socket = None
+            self.disconnect()
+            self._pid, self._is_busy = os.getpid(), False
 
     def close(self) -> None:
         """Aborts a running call; later calls fail. Thread-safe."""

@@ -102,7 +102,7 @@ def connect(
         shown = target.path.replace("\0", "@")
         return _open(socket.AF_UNIX, target.path, shown, deadline, watch)
     if proxy_url and not proxy_bypass(target.server_name):
-        return _connect_through(proxy_url, show_host(*target.hosts[0]), deadline, watch, names)
+        return _connect_through(proxy_url, _show(*target.hosts[0]), deadline, watch, names)
     return _connect_to(target.hosts, deadline, watch, names)
 
 
@@ -111,7 +111,7 @@ def _connect_to(
 ) -> socket.socket:
     """Tries all addresses in turn; each may take an equal part of the time that is left."""
     addresses = [
-        (family, address, show_host(host, port))
+        (family, address, _show(host, port))
         for host, port in hosts
         for family, address in names.resolve(host, port, deadline, watch)
     ]
@@ -126,8 +126,7 @@ def _connect_to(
     raise failure
 
 
-def show_host(host: str, port: int) -> str:
-    """Returns a host and its port, as in URLs and requests."""
+def _show(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

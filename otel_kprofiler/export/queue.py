@@ -395,10 +395,9 @@ class ExportQueue:
         if held.batches or held.stored is None or self._spool is None:
             return held.batches
         try:
-            batch = self._spool.read(held.stored)
+            return (self._spool.read(held.stored),)
         except (OSError, ValueError) as error:
             return None if self._storage.may_read_later(error) else ()
-        return (batch,)
 
     def _put_back(self, held: _Held) -> None:
         """Return a batch that cannot be read now to the front of the queue."""
@@ -406,8 +405,11 @@ class ExportQueue:
             if self._in_flight is held:
                 self._in_flight = None
                 self._waiting.appendleft(held)
-                self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
+                self._lengthen_pause()
                 self._changed.notify_all()
+
+    def _lengthen_pause(self) -> None:
+        self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
 
     def _conclude(self, held: _Held, parts: Sequence[Part], *, replaced: bool) -> bool:
         """Count a batch's outcome; requeue undelivered parts, and return False if there are any."""
@@ -439,7 +441,7 @@ class ExportQueue:
             self._pause_s = 0.0
             return True
         if not is_abandoned:
-            self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
+            self._lengthen_pause()
         if len(left) < len(parts):
             samples = sum((batch.sample_counts for batch in left), SampleCounts())
             held = held._replace(samples=samples, batches=tuple(left))

@@ -110,7 +110,7 @@ def attempt_until_settled(
     """Retry until the receiver accepts or rejects the batch, time runs out, or ``stop`` is set.
 
     ``attempt`` sends the batch once; its argument is a timeout in seconds, at most ``timeout_s``.
-    ``hurry`` ends a wait once, unless the receiver has requested the wait; set it with ``stop``.
+    ``hurry`` ends one wait, unless the receiver set the wait; set it together with ``stop``.
     Returns the last response and, unless the batch was accepted, the cause of the loss.
     """
     started = time.monotonic()

@@ -298,7 +298,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         _log.warning("%s (%s): %s (logged once)", self.name, self.endpoint, text, extra=subject)
 
     def hurry(self) -> None:
-        """End a wait before a retry, unless the receiver has requested the wait. Thread-safe."""
+        """End a wait before a retry, unless the receiver set the wait. Thread-safe."""
         self._hurry.set()
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:

@@ -1,4 +1,4 @@
-"""Logs the errors of a spool's file system once each, and when they have passed."""
+"""Logs the errors of a spool's file system, once each."""
 
 import errno
 import logging

@@ -105,7 +105,7 @@ def read_code_file(
     elf = read_elf(source, None)
     if not elf.texts:  # a debug file, which has no segment contents
         elf = read_debug_elf(source)
-    details = FileDetails(path, elf.build_id, hash_file(source), elf.texts, deleted)
+    details = FileDetails(path, elf.build_id, hash_file(source), elf.texts, deleted, elf.is_go)
     try:
         functions = symbols.read(source, elf, details, root)
     except (KProfilerError, OSError) as error:

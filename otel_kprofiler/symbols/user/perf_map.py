@@ -68,8 +68,8 @@ class PerfMap(JitFile[JitCode]):
     def _open_file(self) -> int:
         """Open the map in the process's view of ``/tmp``, or otherwise in the host's ``/tmp``.
 
-        In the host's, pids are those of the host: processes of several containers may have the pid
-        that a process has in its own namespace.
+        The host's ``/tmp`` names maps by the host's pids, so it is not searched for a process that
+        has another pid in its own namespace.
 
         Raises ``OSError`` unless the map is a regular file that is owned by the process's user or
         root, not world-writable, and written since the process started.
