@@ -90,6 +90,7 @@ static PyMethodDef functions[] = {
 	FUNCTION(add_go_functions),
 	FUNCTION(pack_pairs),
 	FUNCTION(find_btf_types),
+	FUNCTION(find_line),
 	FUNCTION(find_stacks),
 	FUNCTION(group_samples),
 	{NULL, NULL, 0, NULL},

@@ -1,5 +1,6 @@
 """Python versions of types and functions that are also written in C."""
 
+import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +19,13 @@ _BY_TABLE: Final = 1
 _MAPPING_MASK: Final = 15
 _WORD_BYTES: Final = 8
 _WORD_MASK: Final = (1 << 64) - 1
+_MAX_LINE: Final = (1 << 31) - 1
+_FIRST_ONE_LINE, _LAST_ONE_LINE, _LAST_NUMBER = 10, 12, 14
+"""Line table entries of kinds 10 to 12 advance the line number by ``kind - 10``. Entries of kinds
+13 and 14 store the number of lines to advance.
+"""
+_ENTRY: Final = re.compile(rb"([\x80-\xff])([\x40-\x7f]{0,5}[\x00-\x3f])?[\x00-\x7f]*")
+"""An entry of a line table: its first byte, and the varint that may follow."""
 
 
 class FrameCache(Generic[FrameT]):
@@ -285,3 +293,40 @@ def find_btf_types(types: bytes, fixed: bytes, each: bytes) -> bytes:
         kind = info >> 24 & 31
         at += fixed[kind] + each[kind] * (info & 0xFFFF)
     return places.tobytes()
+
+
+def find_line(table: bytes, first_line: int, instruction: int) -> int:
+    """Returns the 1-based source line of an instruction; 0 if it has none.
+
+    Decodes ``co_linetable`` up to the first malformed entry. CPython 3.11 and later use this
+    format, which is described in CPython's ``Objects/locations.md`` (3.11, 3.12) and
+    ``InternalDocs/code_objects.md`` (3.13 and later).
+
+    Args:
+        first_line: ``co_firstlineno``, a signed 32-bit number.
+        instruction: index of the code unit.
+    """
+    if not -_MAX_LINE - 1 <= first_line <= _MAX_LINE or instruction < 0:
+        return 0
+    line, at = first_line, 0
+    while entry := _ENTRY.match(table, at):
+        head, number = entry[1][0], entry[2]
+        kind, at = head >> 3 & 15, entry.end()
+        if _FIRST_ONE_LINE <= kind <= _LAST_ONE_LINE:
+            line += kind - _FIRST_ONE_LINE
+        elif _LAST_ONE_LINE < kind <= _LAST_NUMBER:
+            if number is None:
+                return 0
+            line += _read_number(number)
+        instruction -= (head & 7) + 1
+        if instruction < 0:
+            return line if kind <= _LAST_NUMBER and 0 < line <= _MAX_LINE else 0
+    return 0
+
+
+def _read_number(number: bytes) -> int:
+    """Decodes a signed varint: six bits per byte, lowest first; bit 0 is the sign."""
+    value = 0
+    for place, byte in enumerate(number):
+        value |= (byte & 63) << 6 * place
+    return -(value >> 1) if value & 1 else value >> 1

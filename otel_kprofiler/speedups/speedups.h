@@ -40,6 +40,7 @@ DECLARE(add_locations);
 DECLARE(add_samples);
 DECLARE(encode_samples);
 DECLARE(find_btf_types);
+DECLARE(find_line);
 DECLARE(find_stacks);
 DECLARE(group_samples);
 DECLARE(pack_pairs);

@@ -1,4 +1,4 @@
-"""For each instruction in the standard library, the parsed line is the one CPython reports.
+"""For each instruction in the standard library, the line is the one that CPython reports.
 
 With ``KPROFILER_PYTHON_FILES=100000``, the test reads all files in the standard library.
 """
@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_kprofiler.symbols.python.line_table import NO_LINE, parse_line_table
+from otel_kprofiler.speedups import pure
 from tests.further import further_between
 from tests.interpreters import find_pythons
+from tests.speedups import load_compiled
 
 FILES = int(os.environ.get("KPROFILER_PYTHON_FILES", "30"))
 DUMP = """
@@ -40,7 +41,19 @@ for path in paths[:int(sys.argv[1])]:
 """
 
 
+VERSIONS = [load_compiled(), pure]
 PYTHONS = {python.minor: python for python in find_pythons()}
+
+
+def find_lines(table, first_line, count):
+    """Returns the lines of the first instructions, which the C and the Python version agree on."""
+    compiled, python = (
+        [version.find_line(table, first_line, at) for at in range(-1, count)]
+        for version in VERSIONS
+    )
+    assert compiled == python
+    assert compiled[0] == 0
+    return compiled[1:]
 
 
 @pytest.mark.parametrize("version", further_between(tuple(PYTHONS)))
@@ -48,42 +61,62 @@ def test_every_standard_library_instruction_is_mapped_to_the_same_line_as_by_cpy
     dump = PYTHONS[version].run("-W", "ignore", "-c", DUMP, str(FILES), check=True)
     rows = dump.stdout.splitlines()
     assert len(rows) > 10 * FILES or FILES > 1000
-    for row in rows:
+    compiled = VERSIONS[0].find_line
+    for number, row in enumerate(rows):
         table, first, *lines = row.split(" ")
-        line_table = parse_line_table(bytes.fromhex(table), int(first))
-        assert [line_table.line(at) for at in range(len(lines))] == list(map(int, lines))
-        assert line_table.end == len(lines)
-        assert line_table.line(len(lines)) == line_table.line(-1) == NO_LINE
+        arguments = bytes.fromhex(table), int(first)
+        expected = [*map(int, lines), 0]
+        assert [compiled(*arguments, at) for at in range(len(expected))] == expected
+        if len(expected) < 100 or not number % 20:
+            assert find_lines(*arguments, len(expected)) == expected
 
 
 def test_a_running_frame_has_the_line_of_its_instruction():
     frame, count = sys._getframe(), 0
     while frame is not None:
-        code = frame.f_code
-        table = parse_line_table(code.co_linetable, code.co_firstlineno)
-        assert table.line(frame.f_lasti // 2) == frame.f_lineno
+        code, at, line = frame.f_code, frame.f_lasti // 2, frame.f_lineno
+        assert find_lines(code.co_linetable, code.co_firstlineno, at + 1)[at] == line
         frame, count = frame.f_back, count + 1
     assert count > 10
 
 
-@given(st.binary(max_size=300), st.integers(-(2**31), 2**31 - 1))
-def test_line_tables_of_arbitrary_bytes_are_parsed_safely(table, first):
-    line_table = parse_line_table(table, first)
-    assert all(0 <= line_table.line(at) < 2**31 for at in range(-1, line_table.end + 1))
-    assert line_table.end <= 8 * len(table)
-    assert list(line_table.ends) == sorted(set(line_table.ends))
+entries = st.builds(
+    lambda kind, units, rest: bytes([0x80 | kind << 3 | units]) + rest,
+    st.integers(0, 15),
+    st.integers(0, 7),
+    st.binary(max_size=8).map(lambda rest: bytes(byte & 0x7F for byte in rest)),
+)
+tables = st.binary(max_size=300) | st.lists(entries, max_size=60).map(b"".join)
+
+
+@given(tables, st.integers(-(2**31), 2**31 - 1) | st.integers(0, 300))
+def test_line_tables_of_arbitrary_bytes_are_decoded_safely(table, first):
+    lines = find_lines(table, first, 8 * len(table) + 2)
+    assert all(0 <= line < 2**31 for line in lines)
+    assert lines[-1] == 0
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=["compiled", "python"])
+@pytest.mark.parametrize(("first", "at"), [(2**31, 0), (-(2**31) - 1, 0), (2**40, 0), (1, 2**40)])
+def test_numbers_out_of_range_yield_no_line(version, first, at):
+    assert version.find_line(b"\xd0\0", first, at) == 0
+    assert version.find_line(b"\xd0\0", 1, 0) == 1
 
 
 def test_a_truncated_line_table_yields_the_entries_before_the_cut():
     code = compile(Path(__file__).read_text(), "a.py", "exec")
-    whole = parse_line_table(code.co_linetable, 1)
-    for size in random.Random(1).sample(range(len(code.co_linetable)), 50):
-        part = parse_line_table(code.co_linetable[:size], 1)
+    table = code.co_linetable
+    count = len(list(code.co_positions()))
+    whole = find_lines(table, 1, count)
+    for size in random.Random(1).sample(range(len(table)), 20):
+        starts = [at for at in range(size) if table[at] & 0x80]
         # The varint at the end of the truncated table may be incomplete.
-        for at in range(part.end - 8):
-            assert part.line(at) == whole.line(at)
+        complete = sum((table[at] & 7) + 1 for at in starts[:-1])
+        part = find_lines(table[:size], 1, count)
+        assert part[:complete] == whole[:complete]
+        assert not any(part[complete + 8 :])
 
 
-def test_unterminated_varints_are_parsed_in_bounded_time():
-    """A quadratic-time parser would take minutes."""
-    assert parse_line_table((b"\xe8" + b"\x7f" * 60_000) * 20, 1).end == 0
+def test_unterminated_varints_are_decoded_in_bounded_time():
+    """A quadratic-time decoder would take minutes."""
+    assert find_lines((b"\xe8" + b"\x7f" * 60_000) * 20, 1, 1) == [0]

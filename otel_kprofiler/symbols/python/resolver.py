@@ -11,7 +11,6 @@ from otel_kprofiler.model import (
     Frame,
     KnownCodes,
     Line,
-    PythonCode,
     RawSample,
     RawSide,
     Side,
@@ -20,8 +19,8 @@ from otel_kprofiler.model import (
     parse_python_word,
     split_python_stack,
 )
+from otel_kprofiler.speedups import find_line
 from otel_kprofiler.symbols.cache import BoundedCache
-from otel_kprofiler.symbols.python.line_table import LineTable, parse_line_table
 from otel_kprofiler.symbols.resolver import Stateless
 
 MAX_PLACES_CACHED: Final = 16_384
@@ -30,10 +29,6 @@ MAX_PLACE_BYTES_CACHED: Final = 8 * 1024 * 1024
 """Memory limit for cached frames; a string shared by frames is counted for each frame."""
 _PLACE_BYTES: Final = 300
 """Memory used by a frame, excluding its strings."""
-MAX_TABLES_CACHED: Final = 1_024
-MAX_TABLE_BYTES_CACHED: Final = 4 * 1024 * 1024
-_TABLE_FACTOR: Final = 6
-"""Memory used per byte of a line table. A two-byte entry becomes up to 13 bytes."""
 
 UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 
@@ -55,12 +50,6 @@ class PythonResolver(Stateless):
             _make_frame,
             weigh=lambda line: _text_bytes(line.function, line.file),
             max_weight=MAX_PLACE_BYTES_CACHED // 2,
-        )
-        self._tables: BoundedCache[tuple[bytes, int], LineTable] = BoundedCache(
-            MAX_TABLES_CACHED,
-            lambda key: parse_line_table(*key),
-            weigh=lambda key: _TABLE_FACTOR * len(key[0]),
-            max_weight=MAX_TABLE_BYTES_CACHED,
         )
 
     @property
@@ -92,7 +81,6 @@ class PythonResolver(Stateless):
         """Forget all frames."""
         self._frames.clear()
         self._shared.clear()
-        self._tables.clear()
 
     def _frame(self, word: int) -> Frame:
         try:
@@ -105,15 +93,12 @@ class PythonResolver(Stateless):
         code = self._codes.get(frame.code)
         if code is None:
             raise _NotDescribedError
-        return self._shared[self._line(code, frame.instruction)]
+        number = find_line(code.line_table, code.first_line, frame.instruction)
+        return self._shared[Line(code.function, "", code.file, number, code.first_line)]
 
     def _weigh(self, word: int) -> int:
         code = self._codes.get(parse_python_word(word).code)
         return _text_bytes(code.function, code.file) if code else _PLACE_BYTES
-
-    def _line(self, code: PythonCode, instruction: int) -> Line:
-        table = self._tables[code.line_table, code.first_line]
-        return Line(code.function, "", code.file, table.line(instruction), code.first_line)
 
 
 class _NotDescribedError(LookupError):

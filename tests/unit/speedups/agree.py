@@ -69,6 +69,10 @@ def parse(version, chunk):
         return str(error)
 
 
+def find_lines(version, table):
+    return [version.find_line(table, len(table), at) for at in range(400)]
+
+
 def draw_chunk():
     records = []
     for _ in range(chance.randrange(10)):
@@ -106,6 +110,8 @@ def main():
         same(use_cache, words, files)
         same(use_tokens, tuple(chance.choices(FRAMES, k=600)))
         same(parse, draw_chunk())
+        table = bytes([0x80 | chance.getrandbits(7), *chance.randbytes(chance.randrange(99))])
+        same(find_lines, table)
     samples, shared = [], {}
     chunk = in_ring(pack_record(1, (2, 3), user=8) + pack_user_stack(StackEnd.COMPLETE, []))
     arguments = (layout._OWN_KINDS, layout._collect, 1016, layout.RawSample)
