@@ -37,4 +37,4 @@ build() { # PACKAGE LIBRARY SOURCE...
 }
 
 build thread_record _record record.c imports.c
-build speedups _speedups module.c frame_cache.c stacks.c groups.c frame_tokens.c locations.c samples.c records.c go_frames.c btf.c lines.c
+build speedups _speedups module.c frame_cache.c stacks.c groups.c frame_tokens.c locations.c samples.c records.c go_frames.c btf.c lines.c interleave.c

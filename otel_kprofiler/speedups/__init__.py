@@ -32,10 +32,13 @@ else:
 
 FrameCache = _library.FrameCache
 FramePattern = pure.FramePattern
+INTERPRETER_LOOP = pure.INTERPRETER_LOOP
+INTERPRETER_PART = pure.INTERPRETER_PART
 find_kind = pure.find_kind
 FrameTokens = _library.FrameTokens
 find_btf_types = _library.find_btf_types
 find_line = _library.find_line
+interleave = _library.interleave
 add_go_functions: "interface.GoFrameMaker | None" = getattr(_library, "add_go_functions", None)
 encode_samples: "interface.SampleEncoder | None" = getattr(_library, "encode_samples", None)
 find_stacks: "interface.StackFinder | None" = getattr(_library, "find_stacks", None)

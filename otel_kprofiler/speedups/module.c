@@ -93,6 +93,7 @@ static PyMethodDef functions[] = {
 	FUNCTION(find_line),
 	FUNCTION(find_stacks),
 	FUNCTION(group_samples),
+	FUNCTION(interleave),
 	{NULL, NULL, 0, NULL},
 };
 

@@ -5,12 +5,13 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from heapq import nlargest
-from itertools import chain
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 FrameT = TypeVar("FrameT", bound=tuple[Any, ...])
 StackT = TypeVar("StackT")
+SideT = TypeVar("SideT", bound=tuple[Any, ...])
 
 _ADDRESS_BITS: Final = 56
 _ADDRESS_MASK: Final = (1 << _ADDRESS_BITS) - 1
@@ -20,6 +21,10 @@ _MAPPING_MASK: Final = 15
 _WORD_BYTES: Final = 8
 _WORD_MASK: Final = (1 << 64) - 1
 _MAX_LINE: Final = (1 << 31) - 1
+INTERPRETER_LOOP: Final = 1
+"""Marks a frame of the interpreter's evaluation loop."""
+INTERPRETER_PART: Final = 2
+"""Marks a frame of a function that runs a part of the evaluation loop."""
 _FIRST_ONE_LINE, _LAST_ONE_LINE, _LAST_NUMBER = 10, 12, 14
 """Line table entries of kinds 10 to 12 advance the line number by ``kind - 10``. Entries of kinds
 13 and 14 store the number of lines to advance.
@@ -293,6 +298,55 @@ def find_btf_types(types: bytes, fixed: bytes, each: bytes) -> bytes:
         kind = info >> 24 & 31
         at += fixed[kind] + each[kind] * (info & 0xFFFF)
     return places.tobytes()
+
+
+def interleave(  # noqa: PLR0917 - the C function has only positional parameters
+    native: tuple[FrameT, ...],
+    marks: bytes,
+    python: tuple[FrameT, ...],
+    entries: tuple[int, ...],
+    side_type: type[SideT],
+    kinds: tuple[object, object],
+    rest: tuple[object, ...],
+    /,
+) -> list[SideT]:
+    """Replaces the interpreter's native frames with Python frames, and returns alternating sides.
+
+    Each native frame marked :data:`INTERPRETER_LOOP` is replaced by the next chain of Python
+    frames, and stays if no chain is left. Native frames marked :data:`INTERPRETER_PART` are
+    removed. Chains without a frame to replace follow all native frames.
+
+    Args:
+        native: native frames, leaf first.
+        marks: the mark of each native frame; 0 for frames outside the interpreter.
+        python: Python frames, leaf first.
+        entries: the end of each chain in ``python``, ascending. The last chain follows.
+        side_type: a named tuple of a side's kind, its frames and other fields.
+        kinds: the kinds of native and Python sides.
+        rest: the fields of each side after the frames.
+
+    Raises ``TypeError`` or ``ValueError`` if ``marks`` or ``entries`` do not fit the frames.
+    """
+    if len(marks) != len(native):
+        raise TypeError(f"native must have {len(marks)} fields")
+    starts, ends = (0, *entries), (*entries, len(python))
+    if any(start > end for start, end in zip(starts, ends, strict=True)):
+        raise ValueError("the entries are not indices in order")
+    parts = map(slice, starts, ends)
+    user_kind, python_kind = kinds
+    pieces: list[tuple[object, tuple[FrameT, ...]]] = []
+    kept = 0
+    for at, mark in enumerate(marks):
+        part = next(parts, None) if mark == INTERPRETER_LOOP else slice(0)
+        if mark and part is not None:
+            pieces += [(user_kind, native[kept:at]), (python_kind, python[part])]
+            kept = at + 1
+    pieces += [(user_kind, native[kept:]), *((python_kind, python[part]) for part in parts)]
+    runs = groupby([piece for piece in pieces if piece[1]], itemgetter(0))
+    return [
+        tuple.__new__(side_type, (kind, tuple(chain.from_iterable(run for _, run in group)), *rest))
+        for kind, group in runs
+    ]
 
 
 def find_line(table: bytes, first_line: int, instruction: int) -> int:

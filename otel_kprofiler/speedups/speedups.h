@@ -43,6 +43,7 @@ DECLARE(find_btf_types);
 DECLARE(find_line);
 DECLARE(find_stacks);
 DECLARE(group_samples);
+DECLARE(interleave);
 DECLARE(pack_pairs);
 DECLARE(parse_samples);
 

@@ -22,6 +22,7 @@ from otel_kprofiler.model import (
     ADDRESS_BITS,
     KERNEL_SIDE,
     ON_CPU,
+    PYTHON_SIDE,
     SOURCE_BITS,
     USER_SIDE,
     AddressRange,
@@ -36,6 +37,7 @@ from otel_kprofiler.model import (
     ModuleKind,
     PythonEnd,
     RawSample,
+    Side,
     StackEnd,
     StackMapping,
     UnnamedFrames,
@@ -130,6 +132,32 @@ def use_caches(version, files, operations):
 @given(files, operations)
 def test_frame_caches_contain_and_find_the_same_frames(files, operations):
     same(use_caches, files, operations)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 99), st.sampled_from([0, 0, 1, 1, 2])), max_size=30),
+    st.lists(st.integers(100, 199), max_size=20).map(tuple),
+    st.lists(st.integers(0, 20), max_size=6).map(sorted)
+    | st.lists(st.integers(-2, 30), max_size=3),
+    st.integers(-1, 0) | st.just(0),
+)
+def test_native_and_python_frames_are_interleaved_alike(marked, python, entries, more):
+    native, marks = tuple(frame for frame, _ in marked), bytes(mark for _, mark in marked)
+
+    def merge(version):
+        try:
+            return version.interleave(
+                native, marks[: len(marks) + more], python, tuple(entries), Side,
+                (USER_SIDE, PYTHON_SIDE), (0, False, ()),
+            )  # fmt: skip
+        except (TypeError, ValueError) as error:
+            return str(error)
+
+    sides = same(merge)
+    if isinstance(sides, list):
+        assert all(type(side) is Side for side in sides)
+        found = [frame for side in sides if side.kind is PYTHON_SIDE for frame in side.frames]
+        assert tuple(found) == python
 
 
 @given(st.binary(max_size=40), st.integers(-3, 42))

@@ -7,9 +7,9 @@ frame that C code entered. If the number of chains differs from the number of na
 Python frames follow all native frames, at the root end of the stack.
 """
 
-import enum
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from itertools import compress
+from typing import Final
 
 from otel_kprofiler.model import (
     PYTHON_SIDE,
@@ -19,37 +19,17 @@ from otel_kprofiler.model import (
     KnownLoops,
     Line,
     Side,
-    SideKind,
 )
+from otel_kprofiler.speedups import INTERPRETER_LOOP, INTERPRETER_PART, interleave
 
 _EVALUATION: Final = "_PyEval_EvalFrameDefault"
 _TAIL_CALL: Final = "_TAIL_CALL_"
 """Name prefix of the per-bytecode functions in tail-calling builds of the interpreter."""
 _UNPROVEN: Final = {"frame_pointer", "guess"}
+_KINDS: Final = (USER_SIDE, PYTHON_SIDE)
+_REST: Final = Side(USER_SIDE, ())[2:]
 
 MAX_FRAMES_MARKED: Final = 16_384
-
-
-class _Chains(NamedTuple):
-    """Chains of Python frames, one for each call from C code into the interpreter.
-
-    Attributes:
-        closed: complete chains, from leaf to root. The outermost frame of each chain is the one
-            that C code called.
-        rest: frames of the last chain if its outer frames are missing; otherwise empty.
-    """
-
-    closed: list[tuple[Frame, ...]]
-    rest: tuple[Frame, ...]
-
-
-class _Mark(enum.IntEnum):
-    """The role of a native frame in the interpreter; fits in one byte."""
-
-    OTHER = 0
-    LOOP = 1
-    PART = 2
-    """The frame is in a function whose name has the prefix :data:`_TAIL_CALL`."""
 
 
 class Interleaver:
@@ -81,42 +61,39 @@ class Interleaver:
                 python = side
         if native is None or python is None:
             return tuple(sides)
-        marks = self._find_interpreter(tuple(native.frames))
+        frames = tuple(native.frames)
+        marks = self._find_interpreter(frames)
         if self._on_replaced:
-            for at in marks:
-                self._on_replaced(_with_name(native.frames[at]))
-        if not marks:
+            for frame in compress(frames, marks):
+                self._on_replaced(_with_name(frame))
+        if not any(marks) or not _is_fitting(native, python, marks.count(INTERPRETER_LOOP)):
             return tuple(sides)
-        chains = _split(python)
-        if not _is_fitting(native, python, chains, list(marks.values()).count(_Mark.LOOP)):
-            return tuple(sides)
-        others = tuple([side for side in sides if side.kind not in (USER_SIDE, PYTHON_SIDE)])
-        return others + tuple(_merge(native, python, chains, marks))
+        others = [side for side in sides if side.kind not in _KINDS]
+        return (*others, *_merge(native, python, marks))
 
-    def _find_interpreter(self, frames: tuple[Frame, ...]) -> dict[int, int]:
-        """Maps the index of each interpreter frame to the frame's :class:`_Mark`."""
+    def _find_interpreter(self, frames: tuple[Frame, ...]) -> bytes:
+        """Returns the mark of each frame; 0 if it is outside the interpreter."""
         if self._version != self._loops.version or len(self._marks) > MAX_FRAMES_MARKED:
             self._version = self._loops.version
             self._marks.clear()
         cached_marks = self._marks
         try:
-            marks = bytes(map(cached_marks.__getitem__, frames))
+            return bytes(map(cached_marks.__getitem__, frames))
         except KeyError:
             for frame in frames:
                 if frame not in cached_marks:
                     self._mark(frame)
-            marks = bytes(map(cached_marks.__getitem__, frames))
-        return {at: mark for at, mark in enumerate(marks) if mark}
+            return bytes(map(cached_marks.__getitem__, frames))
 
     def _mark(self, frame: Frame) -> None:
-        mark, module, name = _Mark.OTHER, frame.module, frame.function
+        mark, module, name = 0, frame.module, frame.function
         if name.partition(".")[0] == _EVALUATION or (
             not frame.lines and module and self._loops.has(module.build_id, frame.address)
         ):
-            mark = _Mark.LOOP
+            mark = INTERPRETER_LOOP
         elif name.startswith(_TAIL_CALL):
-            mark = _Mark.PART
-        self._marks[frame] = int(mark)
+            mark = INTERPRETER_PART
+        self._marks[frame] = mark
 
 
 def _with_name(frame: Frame) -> Frame:
@@ -125,71 +102,35 @@ def _with_name(frame: Frame) -> Frame:
     return frame._replace(lines=(Line(_EVALUATION),), unresolved=None)
 
 
-def _split(python: Side) -> _Chains:
-    closed, start = [], 0
-    frames = tuple(python.frames)
-    for end in python.entries:
-        closed.append(frames[start:end])
-        start = end
-    return _Chains(closed, frames[start:])
-
-
-def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool:
+def _is_fitting(native: Side, python: Side, loops: int) -> bool:
     is_whole, is_python_whole = native.status == STACK_OK, python.status == STACK_OK
     if not (is_whole and is_python_whole) and any(
         frame.found_by in _UNPROVEN for frame in native.frames
     ):
         return False  # an evaluation loop may be missing from the native frames
-    closed = len(chains.closed)
-    has_rest = len(chains.rest) > 0
+    closed = len(python.entries)
+    has_rest = len(python.frames) > (python.entries[-1] if closed else 0)
     if is_python_whole and (has_rest or loops > closed):
         return False
     return not is_whole or loops >= closed + has_rest
 
 
-def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, int]) -> list[Side]:
+def _merge(native: Side, python: Side, marks: bytes) -> list[Side]:
     """Merges native and Python frames into alternating runs.
 
     The outermost run of native frames is assigned the status of ``native``, and the outermost run
     of Python frames that of ``python``.
     """
-    frames, left = tuple(native.frames), iter([*chains.closed, chains.rest])
-    kinds: list[SideKind] = []
-    runs: list[tuple[Frame, ...]] = []
-
-    def put(kind: SideKind, run: tuple[Frame, ...]) -> None:
-        if not run:
-            return
-        if kinds and kinds[-1] is kind:
-            runs[-1] += run
-        else:
-            kinds.append(kind)
-            runs.append(run)
-
-    start = 0
-    for at, mark in marks.items():
-        if start < at:
-            put(USER_SIDE, frames[start:at])
-        start = at + 1
-        if mark == _Mark.LOOP:
-            chain = next(left, None)
-            if chain is None:
-                put(USER_SIDE, (frames[at],))
-            else:
-                put(PYTHON_SIDE, chain)
-    put(USER_SIDE, frames[start:])
-    for chain in left:
-        put(PYTHON_SIDE, chain)
-    sides = list(map(_make_side, kinds, runs))
+    frames, python_frames = tuple(native.frames), tuple(python.frames)
+    sides = interleave(frames, marks, python_frames, python.entries, Side, _KINDS, _REST)
+    is_special = native.status or native.is_provisional or python.status or python.is_provisional
+    if len(sides) > 1 and not is_special:
+        return sides  # both kinds have frames
     for side in (native, python):
-        if side.kind not in kinds:
+        places = [at for at, merged in enumerate(sides) if merged.kind is side.kind]
+        if not places:
             sides.append(Side(side.kind, (), side.status, side.is_provisional))
         elif side.status or side.is_provisional:
-            last = max(at for at, kind in enumerate(kinds) if kind is side.kind)
-            sides[last] = Side(side.kind, runs[last], side.status, side.is_provisional)
+            last = sides[places[-1]]
+            sides[places[-1]] = Side(side.kind, last.frames, side.status, side.is_provisional)
     return sides
-
-
-def _make_side(kind: SideKind, run: tuple[Frame, ...]) -> Side:
-    # tuple.__new__ takes half the time of Side(…), and a stack may have ten runs of frames.
-    return tuple.__new__(Side, (kind, run, STACK_OK, False, ()))

@@ -73,6 +73,11 @@ def find_lines(version, table):
     return [version.find_line(table, len(table), at) for at in range(400)]
 
 
+def interleave(version, native, marks, python, entries):
+    kinds, rest = ("native", "python"), (0, False, ())
+    return version.interleave(native, marks, python, entries, Side, kinds, rest)
+
+
 def draw_chunk():
     records = []
     for _ in range(chance.randrange(10)):
@@ -112,6 +117,9 @@ def main():
         same(parse, draw_chunk())
         table = bytes([0x80 | chance.getrandbits(7), *chance.randbytes(chance.randrange(99))])
         same(find_lines, table)
+        marks, python = bytes(chance.choices([0, 0, 1, 2], k=30)), tuple(range(100, 120))
+        entries = tuple(sorted(chance.sample(range(20), 4)))
+        same(interleave, tuple(range(30)), marks, python, entries)
     samples, shared = [], {}
     chunk = in_ring(pack_record(1, (2, 3), user=8) + pack_user_stack(StackEnd.COMPLETE, []))
     arguments = (layout._OWN_KINDS, layout._collect, 1016, layout.RawSample)

@@ -777,6 +777,8 @@ def test_parsing_and_looking_up_leaks_no_memory():
             file.age()
             file.get(7)
             find_user_frames(stack, tables)
+            compiled.find_line(b"\xd8\xf2\x02", 5, 9)
+            compiled.interleave((7, 8, 9), b"\0\1\1", (5, 6), (1,), Side, ("n", "p"), (0,))
 
     # A leak of a byte in each round would exceed this.
     assert measure_growth(work) < 10_000
