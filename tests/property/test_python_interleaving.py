@@ -49,26 +49,29 @@ class Calls:
     def __init__(self, calls, start):
         self.truth, self.native, self.python, self.entries = [], [], [], []
         for c_names, loop, chain in calls:
-            c_frames, own = [native(name) for name in c_names], [python(name) for name in chain]
-            self.truth += c_frames + own
+            c_frames, python_frames = (
+                [native(name) for name in c_names],
+                [python(name) for name in chain],
+            )
+            self.truth += c_frames + python_frames
             self.native += [*c_frames, native(loop)]
-            self.python += own
+            self.python += python_frames
             self.entries.append(len(self.python))
         outer = [native(name) for name in start]
         self.native += outer
         self.truth += outer
 
     def sides(self, native_frames=None, python_frames=None):
-        user, own = self.native[:native_frames], self.python[:python_frames]
-        is_whole, is_own_whole = len(user) == len(self.native), len(own) == len(self.python)
+        user, frames = self.native[:native_frames], self.python[:python_frames]
+        is_whole, is_own_whole = len(user) == len(self.native), len(frames) == len(self.python)
         return (
             KERNEL,
             Side(USER_SIDE, tuple(user), STACK_OK if is_whole else CUT),
             Side(
                 PYTHON_SIDE,
-                tuple(own),
+                tuple(frames),
                 STACK_OK if is_own_whole else STACK_TRUNCATED,
-                entries=tuple(end for end in self.entries if end <= len(own)),
+                entries=tuple(end for end in self.entries if end <= len(frames)),
             ),
         )
 
@@ -83,20 +86,20 @@ def is_loop(frame):
 
 @given(CALLS, C_FRAMES)
 def test_complete_interleaved_stacks_match_the_calls(calls, start):
-    one = Calls(calls, start)
-    merged = Interleaver()(one.sides())
-    assert list(map(id, outside_kernel(merged))) == list(map(id, one.truth))
+    stack = Calls(calls, start)
+    merged = Interleaver()(stack.sides())
+    assert list(map(id, outside_kernel(merged))) == list(map(id, stack.truth))
     assert merged[0] is KERNEL
-    assert all(before.kind is not after.kind for before, after in pairwise(merged) if after.frames)
+    assert all(side.kind is not after.kind for side, after in pairwise(merged) if after.frames)
 
 
 @given(CALLS, C_FRAMES, st.integers(0, 20), st.integers(0, 20))
 def test_interleaving_truncated_stacks_keeps_all_frames_in_order(calls, start, kept, kept_python):
-    one = Calls(calls, start)
-    sides = one.sides(kept, kept_python)
+    stack = Calls(calls, start)
+    sides = stack.sides(kept, kept_python)
     merged = Interleaver()(sides)
     results = [frame for frame in outside_kernel(merged) if not is_loop(frame)]
-    truth = iter(one.truth)
+    truth = iter(stack.truth)
     assert all(any(frame is called for called in truth) for frame in results), "in that order"
     assert len(results) == len([frame for frame in outside_kernel(sides) if not is_loop(frame)])
     statuses = {side.kind: side.status for side in sides if side.status}
@@ -105,10 +108,10 @@ def test_interleaving_truncated_stacks_keeps_all_frames_in_order(calls, start, k
 
 @given(CALLS, C_FRAMES, st.data())
 def test_stacks_with_mismatched_frame_counts_are_not_interleaved(calls, start, data):
-    one = Calls(calls, start)
-    sides = one.sides()
-    at = data.draw(st.integers(0, len(one.native)))
-    frames = (*one.native[:at], native("_PyEval_EvalFrameDefault"), *one.native[at:])
+    stack = Calls(calls, start)
+    sides = stack.sides()
+    at = data.draw(st.integers(0, len(stack.native)))
+    frames = (*stack.native[:at], native("_PyEval_EvalFrameDefault"), *stack.native[at:])
     more = (sides[0], sides[1]._replace(frames=frames), sides[2])
     assert Interleaver()(more) == more
 
@@ -123,18 +126,18 @@ def test_truncated_stacks_unwound_by_frame_pointers_are_not_interleaved():
 
 
 def test_functions_split_from_the_eval_loop_are_treated_as_part_of_it():
-    one = Calls([(["memcpy", "_TAIL_CALL_CALL"], "_PyEval_EvalFrameDefault", ["f1"])], [])
-    merged = outside_kernel(Interleaver()(one.sides()))
+    stack = Calls([(["memcpy", "_TAIL_CALL_CALL"], "_PyEval_EvalFrameDefault", ["f1"])], [])
+    merged = outside_kernel(Interleaver()(stack.sides()))
     assert [frame.function for frame in merged] == ["memcpy", "f1"]
 
 
 def test_nameless_eval_loops_are_recognized_by_address():
     """Recordings name the replaced frames, so that replays also recognize these frames."""
-    one = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])], [])
-    sides = one.sides()
+    stack = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])], [])
+    sides = stack.sides()
     module = Module("python3", ModuleKind.USER, BUILD_ID, b"f" * 16, 0)
     loop = Frame(module, 0x500, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
-    sides = (sides[0], sides[1]._replace(frames=(one.native[0], loop)), sides[2])
+    sides = (sides[0], sides[1]._replace(frames=(stack.native[0], loop)), sides[2])
     loops, replaced = KnownLoops(), []
     by_loops = Interleaver(loops)
     assert by_loops(sides) == sides
@@ -144,10 +147,10 @@ def test_nameless_eval_loops_are_recognized_by_address():
     loops.add(BUILD_ID, (range(0x100, 0x200), range(0x500, 0x501)))
     merged = outside_kernel(Interleaver(loops, replaced.append)(sides))
     assert [frame.function for frame in merged] == ["memcpy", "f1"]
-    named = sides[1]._replace(frames=(one.native[0], *replaced))
+    named = sides[1]._replace(frames=(stack.native[0], *replaced))
     assert outside_kernel(Interleaver()((sides[0], named, sides[2]))) == merged
 
 
 def test_stacks_without_native_user_frames_are_unchanged():
-    kernel, _, own = Calls([([], "_PyEval_EvalFrameDefault", ["f1"])], []).sides()
-    assert Interleaver()((kernel, own)) == (kernel, own)
+    kernel, _, python_side = Calls([([], "_PyEval_EvalFrameDefault", ["f1"])], []).sides()
+    assert Interleaver()((kernel, python_side)) == (kernel, python_side)

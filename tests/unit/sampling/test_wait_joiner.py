@@ -63,8 +63,8 @@ def test_a_long_wait_is_reported_with_its_exact_duration():
 
 
 def test_a_wait_shorter_than_the_threshold_is_weighted_by_the_threshold():
-    (one,) = WaitJoiner().join([begin(1000), end(1000, 20)])
-    assert (one.value, one.wait.duration_ns) == (100, 20)
+    (sample,) = WaitJoiner().join([begin(1000), end(1000, 20)])
+    assert (sample.value, sample.wait.duration_ns) == (100, 20)
 
 
 def test_the_weight_of_a_wait_is_divided_between_sleep_and_run_queue_time():
@@ -80,26 +80,30 @@ def test_the_weight_of_a_wait_is_divided_between_sleep_and_run_queue_time():
 
 def test_a_preemption_includes_no_sleep_time():
     flags = BOTH | WAIT_IS_THROTTLED
-    (one,) = WaitJoiner().join([begin(1), end(1, 0, 150, state=WaitState.RUNNABLE, flags=flags)])
-    assert (one.value, one.wait.state, one.wait.is_throttled) == (150, WaitState.RUNNABLE, True)
+    (sample,) = WaitJoiner().join([begin(1), end(1, 0, 150, state=WaitState.RUNNABLE, flags=flags)])
+    assert (sample.value, sample.wait.state, sample.wait.is_throttled) == (
+        150,
+        WaitState.RUNNABLE,
+        True,
+    )
 
 
 def test_a_wait_without_the_kept_flag_is_dropped():
     joiner = WaitJoiner()
     assert joiner.join([begin(1000), end(1000, 20, flags=WAIT_HAS_BEGUN)]) == []
-    (one,) = joiner.join([end(1000, 20, flags=WAIT_KEPT, stack=b"late    ")])
-    assert one.stacks == (b"late    ",), "that of the end: the begin is gone"
-    assert one.wait.start_ns == BOOT + 1000
+    (sample,) = joiner.join([end(1000, 20, flags=WAIT_KEPT, stack=b"late    ")])
+    assert sample.stacks == (b"late    ",), "that of the end: the begin is gone"
+    assert sample.wait.start_ns == BOOT + 1000
 
 
 def test_a_wait_end_is_joined_only_with_the_matching_start():
     """An end record may belong to a later wait or to another thread."""
     joiner = WaitJoiner()
-    (one,) = joiner.join([begin(1000), end(5000, 200, flags=WAIT_KEPT)])
-    assert one.stacks == ()
+    (sample,) = joiner.join([begin(1000), end(5000, 200, flags=WAIT_KEPT)])
+    assert sample.stacks == ()
     assert joiner.join([begin(6000), end(6000, 200, tid=8, flags=WAIT_HAS_BEGUN)]) == []
-    (one,) = joiner.join([end(6000, 200)])
-    assert one.stacks == (b"12345678",)
+    (sample,) = joiner.join([end(6000, 200)])
+    assert sample.stacks == (b"12345678",)
 
 
 def test_a_wait_end_without_the_has_begun_flag_is_not_joined():
@@ -150,7 +154,7 @@ def test_exited_threads_are_forgotten():
     joiner.join([begin(1000), begin(1000, tid=8)])
     joiner.forget([thread(1000)._replace(ended_ns=BOOT + 1000)])
     lasting = joiner.sample_lasting([thread(1000), thread(1000, tid=8)], 1300, BOOT + 1300, 1)
-    assert [one.tid for one in lasting] == [8]
+    assert [sample.tid for sample in lasting] == [8]
     joiner.clear()
     assert joiner.sample_lasting([thread(1000, tid=8)], 1400, BOOT + 1400, 1) == []
 
@@ -195,16 +199,16 @@ def test_any_sequence_of_waits_is_reported_exactly(seed):
                 expected[tid, since] = max(duration, threshold)
         if rng.random() < 0.2:
             threads = [
-                thread(since, flags=has_begun * WAIT_HAS_BEGUN, threshold=threshold, tid=one)
-                for one, (since, has_begun, threshold) in waiting.items()
+                thread(since, flags=has_begun * WAIT_HAS_BEGUN, threshold=threshold, tid=tid)
+                for tid, (since, has_begun, threshold) in waiting.items()
             ]
             result = joiner.sample_lasting(threads, now, BOOT + now, 1)
-            for one in result:
-                since, _, threshold = waiting[one.tid]
+            for sample in result:
+                since, _, threshold = waiting[sample.tid]
                 assert now - since >= threshold
-                reported[one.tid, since] += one.value
-        for one in joiner.join(records):
-            reported[one.tid, one.wait.start_ns - BOOT] += one.value
+                reported[sample.tid, since] += sample.value
+        for sample in joiner.join(records):
+            reported[sample.tid, sample.wait.start_ns - BOOT] += sample.value
             kept += 1
         kept += len(result)
     going_on = {
@@ -228,12 +232,14 @@ def test_samples_of_ongoing_waits_stay_within_the_budget_and_sum_to_the_total(se
         round_ = joiner.sample_lasting(threads, now, BOOT + now, 1, 50)
         samples += round_
         largest = max(largest, joiner.lasting_threshold_ns)
-        assert len({one.tid for one in round_}) < 100
+        assert len({sample.tid for sample in round_}) < 100
     assert joiner.added == len(samples)
-    waits = len({(one.tid, one.time_ns) for one in samples})
+    waits = len({(sample.tid, sample.time_ns) for sample in samples})
     assert waits == pytest.approx(50 * rounds, rel=0.15)
     error = largest * waits**0.5
-    assert sum(one.value for one in samples) == pytest.approx(500 * (now - 1000), abs=4 * error)
+    assert sum(sample.value for sample in samples) == pytest.approx(
+        500 * (now - 1000), abs=4 * error
+    )
 
 
 def test_the_last_sample_of_a_wait_is_weighted_for_a_raised_threshold():
@@ -284,12 +290,12 @@ def test_the_initial_threshold_is_lower_for_higher_rates(rate, first):
 def test_the_wait_sampling_threshold_converges():
     rng, control, taken = random.Random(3), ThresholdControl(1, 0, 20), 0
     for second in range(1, 30):
-        before = taken
+        earlier = taken
         for _ in range(5000):
             duration = rng.lognormvariate(14, 2)
             taken += rng.random() < min(1, duration / control.threshold_ns)
         control.update(second * SECOND, taken, 40)
-    assert taken - before == pytest.approx(40, rel=0.7)
+    assert taken - earlier == pytest.approx(40, rel=0.7)
 
 
 def test_waits_of_excluded_threads_are_not_sampled():
