@@ -37,8 +37,9 @@ COARSE: Final = "otel_kprofiler.coarse"
 class RawSide(NamedTuple):
     """The kernel, Python or user stack of a sample, as recorded by the BPF program.
 
-    For the kernel, ``words`` are runtime addresses as native-endian 64-bit words, leaf first. For
-    user code, ``words`` has the format that :func:`parse_user_stack` reads, or is empty.
+    For the kernel, ``words`` are native-endian 64-bit words: the address to look up at the leaf,
+    followed by return addresses. For user code, ``words`` has the format that
+    :func:`parse_user_stack` reads, or is empty.
     """
 
     kind: SideKind

@@ -215,7 +215,8 @@ class Frame(NamedTuple):
     Attributes:
         module: module that contains the code; None if unknown.
         address: RVA in ``module``, or the runtime address if ``module`` is None. The leaf's address
-            is exact; a caller's address is its return address minus one.
+            is exact; a caller's address is its return address minus one. The leaf of a thread that
+            is off-CPU called the scheduler, and is thus a caller.
         lines: functions at the address, innermost inlined function first; empty if unresolved.
         offset: distance in bytes from the start of the physical function; 0 if its bounds are
             unknown. An unnamed function may still have known bounds (``NO_NAME``).

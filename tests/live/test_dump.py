@@ -16,11 +16,12 @@ from unwind_maps import compile_c
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
+from otel_kprofiler.model import KERNEL_SIDE
 from otel_kprofiler.pipeline import ThreadDumper, open_resources, open_symbols
 from otel_kprofiler.sampling import SamplerConfig
 from tests.commands import run_checked, run_command
 from tests.fuse import mounted
-from tests.needs import LIBBPF, X86_64
+from tests.needs import LIBBPF, ROOT, X86_64
 from tests.public import NOBODY, TWO, as_nobody
 from tests.waiting import wait_until
 
@@ -90,6 +91,32 @@ while find_state() != "D":
 print("ready", flush=True)
 map_page()
 """
+
+
+HELD_OFF = """
+import _thread, os, time
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+print("ready", flush=True)
+input()
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+_thread.start_new_thread(time.sleep, (60,))
+end = time.monotonic() + 10
+while time.monotonic() < end:
+    pass
+"""
+
+
+@contextlib.contextmanager
+def dumping(*pids):
+    """Yields a dumper of these processes, without user names."""
+    access, clock = Access(), Clock()
+    dumper = ThreadDumper(
+        SamplerConfig(target_pids=tuple(sorted(pids))),
+        access=access, clock=clock, symbolizer=open_symbols(access),
+        resources=open_resources(access, clock, {}), user_names=None,
+    )  # fmt: skip
+    with contextlib.closing(dumper):
+        yield dumper
 
 
 @contextlib.contextmanager
@@ -273,18 +300,44 @@ def test_an_exited_process_is_omitted_and_other_processes_are_dumped():
     with (
         running(sys.executable, "-c", code) as (pid, _),
         subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as other,
+        dumping(pid, other.pid) as dumper,
     ):
-        access, clock = Access(), Clock()
-        dumper = ThreadDumper(
-            SamplerConfig(target_pids=tuple(sorted((pid, other.pid)))),
-            access=access, clock=clock, symbolizer=open_symbols(access),
-            resources=open_resources(access, clock, {}), user_names=None,
-        )  # fmt: skip
-        with contextlib.closing(dumper):
-            both = [process.tgid for process in dumper.dump()]
-            other.communicate(b"\n")
-            left = [process.tgid for process in dumper.dump()]
+        both = [process.tgid for process in dumper.dump()]
+        other.communicate(b"\n")
+        left = [process.tgid for process in dumper.dump()]
     assert (both, left) == (sorted((pid, other.pid)), [pid])
+
+
+def kernel_frames(thread):
+    return [frame for frame in thread.stack.frames if frame.side is KERNEL_SIDE]
+
+
+@ROOT
+def test_each_kernel_frame_of_a_sleeping_thread_lies_in_the_call_to_the_next(resting):
+    """``/proc/PID/task/TID/stack`` shows return addresses."""
+    pid, _ = resting
+    with dumping(pid) as dumper:
+        (process,) = dumper.dump()
+    for thread in process.threads:
+        lines = Path(f"/proc/{pid}/task/{thread.tid}/stack").read_text().splitlines()
+        returns = [int(re.search(r"\+(0x\w+)/", line)[1], 16) for line in lines]
+        assert [frame.offset for frame in kernel_frames(thread)] == [one - 1 for one in returns]
+
+
+@ROOT
+@pytest.mark.skipif(os.cpu_count() < 2, reason="needs two CPUs")
+def test_a_thread_that_has_never_run_is_at_the_start_of_its_first_function():
+    """The program occupies its only CPU in real-time priority, so its new thread does not run."""
+    with running(sys.executable, "-c", HELD_OFF) as (pid, _), dumping(pid) as dumper:
+        with open(f"/proc/{pid}/fd/0", "w") as words:
+            words.write("\n")
+        wait_until(lambda: len(os.listdir(f"/proc/{pid}/task")) > 1)
+        (process,) = dumper.dump()
+    (thread,) = (thread for thread in process.threads if thread.tid != pid)
+    assert thread.switches == 0
+    (frame,) = kernel_frames(thread)
+    assert frame.function.startswith("ret_from_fork")
+    assert frame.offset == 0
 
 
 def test_each_of_two_thousand_threads_is_dumped_with_its_frames(program):

@@ -17,14 +17,18 @@ from samplers import collect, drain_until, record_and_replay, sampling, spawned
 
 from otel_kprofiler.bpf import WAIT_HAS_BEGUN
 from otel_kprofiler.bpf.wait_maps import THREAD_BYTES
+from otel_kprofiler.host import Access
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     OFF_CPU,
     ON_CPU,
     STACK_NOT_CAPTURED,
     USER_SIDE,
+    Stack,
+    WaitStacks,
     WaitState,
 )
+from otel_kprofiler.pipeline import open_symbols
 from otel_kprofiler.sampling import OffCpuConfig, SamplerConfig
 from tests.needs import LIBBPF
 from tests.waiting import wait_until
@@ -217,6 +221,25 @@ def test_wait_samples_contain_the_stack_of_the_sleeping_thread(functions):
     assert len({s.comm for s in samples}) == 1
     assert {s.kind for s in samples} == {OFF_CPU}
     assert len({s.start_time_ns for s in samples}) == 1
+
+
+def test_stacks_from_the_start_and_the_end_of_a_wait_have_the_same_leaf():
+    with contextlib.closing(open_symbols(Access())) as symbols:
+        stacks = WaitStacks(symbols.snapshot.scheduler_rvas())
+        leaves = {True: set(), False: set()}  # by whether the stack is from a wait's start
+
+        def has_both(samples):
+            for sample in samples:
+                (raw,) = [side.addresses() for side in sample.sides if side.kind is KERNEL_SIDE]
+                stack = Stack.from_frames(symbols.resolve_addresses(raw, time_ns=sample.time_ns))
+                leaf = stacks.cut(stack).frames[0]
+                if leaf.function == "hrtimer_nanosleep":
+                    leaves[bool(sample.words(USER_SIDE))].add(leaf.address)
+            return all(leaves.values())
+
+        with sampled(MIXED, 1, 600, stacks="both", rate=50) as (sampler, _):
+            drain_until(sampler, has_both)
+    assert leaves[True] == leaves[False]
 
 
 # Offsets in ``struct thread`` (``wait_types.bpf.h``), in 32-bit words.

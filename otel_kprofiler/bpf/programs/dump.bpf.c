@@ -325,7 +325,7 @@ INLINE void write_stacks(struct task_struct *kernel_task, const struct config *o
 	record->tid = row->tid;
 	record->start_time_ns = start_time(options);
 	record->kernel_bytes = record->user_bytes = record->python_bytes = NOT_COLLECTED;
-	result = bpf_get_task_stack(kernel_task, record->frames, limit, 0);
+	result = get_sleeping_stack(kernel_task, record->frames, limit, switches != 0);
 	record->kernel_bytes = result;
 	kernel_bytes = stack_bytes(result);
 	user_bytes = collect_other_user(options, record, own, (u8 *)record->frames + kernel_bytes,

@@ -236,6 +236,22 @@ INLINE u64 stack_bytes(long result)
 	return bytes;
 }
 
+#ifndef KPROFILER_BCC
+/*
+ * Like bpf_get_task_stack() for the kernel stack of a task that is off the CPU, but subtracts 1 from
+ * the first frame, which is a return address. User space adjusts only the frames after the first.
+ * A task that has never run starts at ret_from_fork, which is not a return address.
+ */
+INLINE long get_sleeping_stack(void *task, u64 *frames, u64 limit, int has_run)
+{
+	long result = bpf_get_task_stack(task, frames, limit, 0);
+
+	if (result > 0 && has_run)
+		frames[0]--;
+	return result;
+}
+#endif
+
 /*
  * Returns the CLOCK_BOOTTIME at which the current process (not the thread) started; 0 if
  * unreadable.

@@ -599,9 +599,9 @@ INLINE void write_late(void *task)
 	if (!options || !own)
 		return;
 	if (options->flags & KERNEL_STACKS) {
-		result = bpf_get_task_stack(task,
-					    (u8 *)own->record.frames + sizeof(struct wait_end),
-					    stack_bytes(options->stack_bytes), 0);
+		result = get_sleeping_stack(task,
+					    (void *)own->record.frames + sizeof(struct wait_end),
+					    stack_bytes(options->stack_bytes), 1);
 		own->record.kernel_bytes = result;
 		write_end(stack_bytes(result));
 	} else {
@@ -882,8 +882,8 @@ PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 	record->kernel_bytes = record->python_bytes = NOT_COLLECTED;
 	record->user_bytes = options->flags & USER_STACKS ? NOT_RUNNING : NOT_COLLECTED;
 	if (options->flags & KERNEL_STACKS) {
-		result = bpf_get_task_stack(typed, record->frames,
-					    stack_bytes(options->stack_bytes), 0);
+		result = get_sleeping_stack(typed, record->frames,
+					    stack_bytes(options->stack_bytes), 1);
 		record->kernel_bytes = result;
 		bytes = stack_bytes(result);
 	}
