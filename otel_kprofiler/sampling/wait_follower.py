@@ -207,10 +207,10 @@ class WaitFollower:
 
     def configure(self, config: OffCpuConfig) -> None:
         """Change the settings for waits. The sample rate must not change to or from 0."""
-        self._wanted = config
-        self._control = ThresholdControl(
-            config.min_duration_ns, time.monotonic_ns(), config.samples_per_second
-        )
+        old, self._wanted = self._wanted, config
+        rate, least_ns = config.samples_per_second, config.min_duration_ns
+        if (rate, least_ns) != (old.samples_per_second, old.min_duration_ns):
+            self._control = ThresholdControl(least_ns, time.monotonic_ns(), rate)
         self._configure()
 
     def pause(self) -> None:
