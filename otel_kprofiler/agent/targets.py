@@ -40,7 +40,8 @@ class AgentTargets:
         if self._follower is None or not self._follower.look():
             return
         try:
-            sampler.reconfigure(self._follower.apply(self._without_targets(sampler.config)))
+            config = self._follower.apply(self._without_targets(sampler.config))
+            sampler.reconfigure(config, have_ended=True)
         except (HostError, SamplerError) as error:
             _log.error("new containers, pods and units will not be sampled: %s", error.with_fix())
             return

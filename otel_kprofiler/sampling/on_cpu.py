@@ -163,8 +163,12 @@ class EbpfSampler(ForkAware):
         self.stack_limit = self._attached.stack_limit
         forks.register(ForkStep.RELEASE, self)
 
-    def reconfigure(self, config: SamplerConfig) -> int:
+    def reconfigure(self, config: SamplerConfig, *, have_ended: bool = False) -> int:
         """Change the rate, CPUs and filters, with no gap longer than a period on any CPU.
+
+        If the targets change, waits in progress are no longer measured, because some of the threads
+        may be excluded now. ``have_ended`` states that all excluded targets have ended, so that
+        these waits are still measured.
 
         Settings that are fixed at load time do not change: ``max_frames``, user unwinding, ring
         size, interrupt ranges, spans, and the loader. If the sampler started with only kernel
@@ -217,10 +221,10 @@ class EbpfSampler(ForkAware):
                 period_since_ns = events.set_period(config.period_ns, self._time.boot_ns)
         if attached.waits is not None and config.off_cpu is not None:
             attached.waits.configure(config.off_cpu)
-            if (old.target_pids, old.target_comms) != (config.target_pids, config.target_comms):
-                attached.waits.restart()  # a thread that is asleep may be filtered out now
         changed_ns = self._time.boot_ns()
         attached.configure(config, changed_ns)
+        if attached.waits is not None and not have_ended and config.targets != old.targets:
+            attached.waits.restart()
         if old.stacks == "kernel" != config.stacks and config.user_unwinding == "auto":
             say_frame_pointers("unwind tables are only loaded by a sampler that starts with them")
         self.config = config

@@ -159,6 +159,11 @@ class SamplerConfig:
         return _NS_PER_S // self.samples_per_second
 
     @property
+    def targets(self) -> tuple[object, ...]:
+        """Returns the settings that select the sampled processes."""
+        return self.target_pids, self.target_descendants, self.target_comms, self.target_cgroups
+
+    @property
     def needs_perf_events(self) -> bool:
         """Returns whether samples are triggered by perf events, including cpu-clock."""
         return self.on_cpu or any(isinstance(event, EventSpec) for event in self.events)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.bpf import BccLoader, LibbpfLoader, bcc, get_loader
-from otel_kprofiler.host import Access
+from otel_kprofiler.host import Access, find_cgroup_root
 from otel_kprofiler.sampling import on_cpu
 from otel_kprofiler.symbols import KernelSymbolizer
 
@@ -21,6 +21,7 @@ from services import ToFile
 from tests.further import further
 from tests.public import get_public_python
 from tests.strict_receiver import StrictReceiver
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="session")
@@ -87,3 +88,24 @@ def symbolizer():
     if result.hidden:
         pytest.skip(f"{result.hidden.value}; fix: {result.hidden.fix}")
     return result
+
+
+@pytest.fixture
+def cgroup():
+    """Creates a cgroup; kills the processes in it and in its children at the end of the test."""
+    root = find_cgroup_root(Access())
+    if root is None or os.geteuid() != 0:
+        pytest.skip("needs root and a cgroup v2 hierarchy")
+    path = Path(root.path) / f"kprofiler-test-{os.getpid()}"
+    try:
+        path.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot create a cgroup: {error}")
+    yield path
+    for directory in [*path.iterdir(), path]:
+        if directory.is_dir():
+            for pid in (directory / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), 9)
+            wait_until(lambda place=directory: not (place / "cgroup.procs").read_text())
+            directory.rmdir()

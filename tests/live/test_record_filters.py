@@ -11,7 +11,6 @@ import pytest
 from programs import recording
 from samplers import spawned
 
-from otel_kprofiler.host import Access, find_cgroup_root
 from tests.commands import COMMAND, run_checked, run_command
 from tests.waiting import wait_until
 
@@ -60,26 +59,6 @@ def programs(tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 9)
         process.wait()
-
-
-@pytest.fixture
-def cgroup():
-    root = find_cgroup_root(Access())
-    if root is None or os.geteuid() != 0:
-        pytest.skip("needs root and a cgroup v2 hierarchy")
-    path = Path(root.path) / f"kprofiler-test-{os.getpid()}"
-    try:
-        path.mkdir()
-    except OSError as error:
-        pytest.skip(f"cannot create a cgroup: {error}")
-    yield path
-    for directory in [*path.iterdir(), path]:
-        if directory.is_dir():
-            for pid in (directory / "cgroup.procs").read_text().split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), 9)
-            wait_until(lambda place=directory: not (place / "cgroup.procs").read_text())
-            directory.rmdir()
 
 
 def test_a_target_that_does_not_exist_is_reported_immediately(tmp_path):
