@@ -67,8 +67,7 @@ _Key = tuple[
 ]
 _Group = dict[_Key, list[int]]
 """Groups of equal samples, each as a list of alternating times and values."""
-_Again = dict[tuple[Stack, int], Stack]
-"""Stacks that were resolved again, by the original stack and thread."""
+_PAIR: Final = 2
 
 
 class WindowCounts(NamedTuple):
@@ -237,15 +236,13 @@ class WindowBuilder:
             end_boot_ns: the end of the window; None for the scheduled end.
             counts: the sample counts by kind; each of these kinds has a profile in the window, even
                 without samples.
-            resolve_again: called once for each stack with unresolved frames that may now be
-                resolvable, and each thread that had this stack: generated code at the same address
-                has different names in different processes.
+            resolve_again: called for stacks with unresolved frames that may now be resolvable, once
+                or twice for each group of equal samples, and more often if the results differ.
+                Generated code at the same address has different names in different processes, and
+                at different times.
             renew: returns replacements for Resources that have changed since they were first seen.
         """
         interval = self._interval(self.end_boot_ns if end_boot_ns is None else end_boot_ns)
-        again: _Again = {}
-        if resolve_again:
-            again = {key: resolve_again(sample) for key, sample in self._unfinished.items()}
         resources = {resource: resource for groups in self._kinds.values() for resource in groups}
         resources |= {
             resource: resource for kind_counts in counts.values() for resource in kind_counts.waits
@@ -265,7 +262,12 @@ class WindowBuilder:
             groups = [
                 ResourceSamples(
                     resources[resource],
-                    self._samples(sampled.get(resource, {}), again, interval, ends, resolution_ns),
+                    self._samples(
+                        self._resolve(sampled.get(resource, {}), resolve_again),
+                        interval,
+                        ends,
+                        resolution_ns,
+                    ),
                     counted.waits.get(resource),
                 )
                 for resource in dict.fromkeys([*sampled, *counted.waits])
@@ -304,22 +306,37 @@ class WindowBuilder:
         last = max([series[-2] for group in sampled for series in group.values()], default=0)
         return self._clock.interval(start, max(end_boot_ns, last + 1))
 
+    def _resolve(
+        self, groups: _Group, resolve: Callable[[RawSample], Stack] | None
+    ) -> Collection[tuple[_Key, list[int]]]:
+        """Returns the groups with resolved stacks; splits groups whose stacks have changed."""
+        if resolve is None or not self._unfinished:
+            return groups.items()
+        resolved: list[tuple[_Key, list[int]]] = []
+        for key, series in groups.items():
+            sample = self._unfinished.get(key[:2])
+            if sample is None:
+                resolved.append((key, series))
+                continue
+            parts = _split(series, sample, resolve)
+            resolved += [((stack, *key[1:]), part) for stack, part in parts]
+        return resolved
+
     def _samples(
         self,
-        group: _Group,
-        again: _Again,
+        groups: Collection[tuple[_Key, list[int]]],
         interval: Interval,
         ends: WaitStacks | TracepointStacks,
         resolution_ns: int,
     ) -> list[WindowSample]:
         samples, new, pause = [], tuple.__new__, self._pause
-        boot_ns = chain.from_iterable([series[::2] for series in group.values()])
+        boot_ns = chain.from_iterable([series[::2] for _, series in groups])
         times_unix_ns = interval.to_unix_ns(list(boot_ns), resolution_ns)
         names: dict[bytes, str] = {}
         cuts_all = isinstance(ends, TracepointStacks)
         waits: dict[tuple[Stack, _WaitKey], WindowWait] = {}
         at = 0
-        for (stack, tid, comm, cpu, link, labels, key), series in group.items():
+        for (stack, tid, comm, cpu, link, labels, key), series in groups:
             if pause:
                 pause()
             name = names.get(comm)
@@ -331,19 +348,18 @@ class WindowBuilder:
             at += count
             if values.count(1) == count:
                 values = []
-            resolved = again.get((stack, tid), stack) if again else stack
             wait = None
             if key and not isinstance(key, LockWait):
-                wait = waits.get((resolved, key))
+                wait = waits.get((stack, key))
                 if wait is None:
-                    cause_stack = resolved if self._find_causes else None
-                    wait = waits[resolved, key] = _window_wait(cause_stack, key)
+                    cause_stack = stack if self._find_causes else None
+                    wait = waits[stack, key] = _window_wait(cause_stack, key)
             if key or cuts_all:
-                resolved = ends.cut(resolved)  # the cause of a wait is in the part that is cut off
+                stack = ends.cut(stack)  # noqa: PLW2901 - the wait's cause is in the part cut off
             of_span, its_labels = self._decode(link, labels) if labels else (link, labels)
             if key and isinstance(key, LockWait):
                 its_labels = tuple(sorted((*its_labels, *_lock_labels(key))))
-            fields = (resolved, tid, name, cpu, of_span, times, values, its_labels, wait)
+            fields = (stack, tid, name, cpu, of_span, times, values, its_labels, wait)
             samples.append(new(WindowSample, fields))  # three times as fast as WindowSample()
         return samples
 
@@ -355,6 +371,20 @@ class WindowBuilder:
         if self._decode_context is None:
             return link, ()
         return self._decode_context(labels.process, labels.encoded, link)
+
+
+def _split(
+    series: list[int], sample: RawSample, resolve: Callable[[RawSample], Stack]
+) -> list[tuple[Stack, list[int]]]:
+    """Splits the series of samples equal to ``sample`` by their stacks at the samples' times.
+
+    Samples between two samples with the same stack are assumed to have this stack, too.
+    """
+    first = resolve(sample._replace(time_ns=series[0]))
+    if len(series) == _PAIR or resolve(sample._replace(time_ns=series[-2])) is first:
+        return [(first, series)]
+    middle = len(series) // 4 * 2
+    return [*_split(series[:middle], sample, resolve), *_split(series[middle:], sample, resolve)]
 
 
 def _lock_labels(wait: LockWait) -> LabelSet:

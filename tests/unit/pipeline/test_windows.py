@@ -1,5 +1,6 @@
 """Windows group identical samples, contain their timestamps, and have the correct length."""
 
+from bisect import bisect_right
 from itertools import pairwise
 
 import pytest
@@ -126,21 +127,38 @@ def test_frames_in_unknown_modules_are_resolved_again_when_the_window_closes():
     windows.add([raw(3)], [unknown], resource)
     better, asked = stack_of(), []
     window = windows.close(resolve_again=lambda sample: asked.append(sample) or better)
-    assert [sample.time_ns for sample in asked] == [2]
+    assert [sample.time_ns for sample in asked] == [2, 3]
     assert [sample.stack for sample in window.profiles[0].resources[0].samples] == [known, better]
+
+
+def stack_at(address):
+    return Stack((Side(KERNEL_SIDE, (Frame(None, address, (), 0, KERNEL_SIDE),)),))
 
 
 def test_frames_are_resolved_again_for_each_thread():
     """Processes may have different functions at one address."""
     windows, unknown, resource = builder(), stack_of(is_provisional=True), Resource({})
-    names = {
-        tid: Stack((Side(KERNEL_SIDE, (Frame(None, tid, (), 0, KERNEL_SIDE),)),)) for tid in (7, 8)
-    }
+    names = {tid: stack_at(tid) for tid in (7, 8)}
     for tid in names:
         windows.add([raw(tid)._replace(tid=tid)], [unknown], resource)
     window = windows.close(resolve_again=lambda sample: names[sample.tid])
     samples = window.profiles[0].resources[0].samples
     assert {sample.tid: sample.stack for sample in samples} == names
+
+
+@pytest.mark.parametrize("changes", [(), (2,), (8,), (3, 5), (2, 5, 6)])
+def test_samples_are_resolved_again_as_of_their_time(changes):
+    """Generated code may be replaced at the same address."""
+    windows, unknown, resource = builder(), stack_of(is_provisional=True), Resource({})
+    stacks = [stack_at(number) for number in range(len(changes) + 1)]
+    right = {time_ns: stacks[bisect_right(changes, time_ns)] for time_ns in range(1, 9)}
+    for time_ns in right:
+        windows.add([raw(time_ns)._replace(value=100 + time_ns)], [unknown], resource)
+    asked = []
+    window = windows.close(resolve_again=lambda one: asked.append(one) or right[one.time_ns])
+    samples = window.profiles[0].resources[0].samples
+    assert right == {value - 100: one.stack for one in samples for value in one.values}
+    assert changes or len(asked) == 2
 
 
 @pytest.mark.parametrize("unit", [0.0, 0.25, 0.999])
