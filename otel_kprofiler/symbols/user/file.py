@@ -92,6 +92,7 @@ class FileSymbols:
         lines = self._lines.lookup(svma) if self._lines else ()
         start = function.start if function else 0
         if lines:
+            lines = tuple([self._keep_plain(line) for line in lines])
             return NamedAddress(self._name_by_symbol(lines, function), start, None)
         if function is None:
             return _NO_SYMBOL
@@ -133,6 +134,13 @@ class FileSymbols:
             *lines[:-1],
             lines[-1]._replace(function=last.function, system_name=last.system_name),
         )
+
+    def _keep_plain(self, line: Line) -> Line:
+        """Renames a function whose name the line table shortened although it is not mangled."""
+        if not line.system_name or line.system_name.startswith("_"):
+            return line
+        plain = self.make_line(line.system_name)
+        return line._replace(function=plain.function, system_name=plain.system_name)
 
     def make_line(self, name: str) -> Line:
         """Returns a linkage name as shown in frames, usually from a cache."""

@@ -25,7 +25,7 @@ import (
 )
 
 func inner(x int) int { return x*3 + len(os.Args) }
-func middle(x int) int { return inner(x) + inner(x+1) }
+func part(x int) int { return inner(x) + inner(x+1) }
 
 type List[T any] struct{ items []T }
 
@@ -36,7 +36,7 @@ func (l *List[T]) add(item T) { l.items = append(l.items, item) }
 func outer(n int) int {
 	sum := 0
 	for i := 0; i < n; i++ {
-		sum += middle(i) % 7
+		sum += part(i) % 7
 	}
 	return sum
 }

@@ -11,12 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_kprofiler.elf import ElfError, ElfProblem, FileSource, read_elf, read_sections
-from otel_kprofiler.model import Line
+from otel_kprofiler.model import FileDetails, FileId, Line
 from otel_kprofiler.symbols.cache import KeptValues
 from otel_kprofiler.symbols.user import go
 from otel_kprofiler.symbols.user.build import read_functions
 from otel_kprofiler.symbols.user.go import GoLines, find_go_section
 from otel_kprofiler.symbols.user.go_pc_table import PcTable
+from otel_kprofiler.symbols.user.line_tables import LineTables
+from otel_kprofiler.symbols.user.lines import SymbolicLines
+from otel_kprofiler.symbols.user.sources import SymbolSources
 from tests.unit.symbols.user.elf_programs import tool
 from tests.unit.symbols.user.go_tables import (
     MAGIC,
@@ -200,8 +203,24 @@ def test_inlined_calls_match_dwarf(variants):
         assert deepest >= 3
         stacks = [lines.lookup(address) for address in range(outer.start, outer.end)]
         names = [line.function for line in max(stacks, key=len)]
-        assert names == ["main.inner", "main.middle", "main.outer"]
+        assert names == ["main.inner", "main.part", "main.outer"]
         lines.close()
+
+
+def test_inlined_functions_in_dwarf_keep_their_names(program):
+    """In C, the suffix of ``main.part`` would denote a part of the function ``main``."""
+    pytest.importorskip("symbolic")
+    fd = os.open(program, os.O_RDONLY)
+    source = FileSource(fd, os.fstat(fd).st_size)
+    elf = read_elf(source)
+    sources = SymbolSources(lines=LineTables(SymbolicLines(None), use_drgn=False))
+    symbols = sources.read(source, elf, FileDetails(str(program), elf.build_id, FileId("0" * 32)))
+    os.close(fd)
+    (outer,) = symbols.functions.find("main.outer")
+    stacks = [symbols.name(address).lines for address in range(outer.start, outer.end)]
+    deepest = max(stacks, key=len)
+    assert [line.function for line in deepest] == ["main.inner", "main.part", "main.outer"]
+    assert not any(line.system_name for line in deepest)
 
 
 def split(rows):
