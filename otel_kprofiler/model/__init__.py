@@ -107,6 +107,7 @@ from otel_kprofiler.model.user_file import (
     KnownFiles,
     OpenFile,
     Segment,
+    find_unique,
 )
 from otel_kprofiler.model.user_stack import (
     ADDRESS_BITS,
@@ -268,6 +269,7 @@ __all__ = [
     "find_entries",
     "find_entry",
     "find_stack_cause",
+    "find_unique",
     "find_user_addresses",
     "mapping_fields",
     "mark_trampolines",

@@ -24,6 +24,15 @@ class Segment(NamedTuple):
     address: int
 
 
+def find_unique(build_id: BuildId | None, *, is_go: bool) -> BuildId | None:
+    """Returns the build id of a file if all files with the same build id are its copies.
+
+    Other files may differ in bytes that a hash of their first and last pages does not cover. So may
+    Go programs: ``go build -ldflags=-buildid=redacted`` gives all of them the same build id.
+    """
+    return None if is_go else build_id
+
+
 class FileDetails(NamedTuple):
     """Details of a mapped file.
 
@@ -45,12 +54,9 @@ class FileDetails(NamedTuple):
 
     @property
     def identity(self) -> tuple[BuildId, FileId] | None:
-        """Returns a value that is equal for copies of the file; None if it has no build id.
-
-        Without a build id, files may differ in bytes that the hash does not cover. So may Go
-        programs: ``go build -ldflags=-buildid=redacted`` gives all of them the same build id.
-        """
-        return (self.build_id, self.file_id) if self.build_id and not self.is_go else None
+        """Returns a value that is equal for copies of the file; None if copies are unknown."""
+        build_id = find_unique(self.build_id, is_go=self.is_go)
+        return (build_id, self.file_id) if build_id else None
 
     @property
     def may_be_generated(self) -> bool:

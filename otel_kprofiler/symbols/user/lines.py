@@ -34,6 +34,7 @@ from otel_kprofiler.host import (
     RefusedFiles,
     child_command,
 )
+from otel_kprofiler.model import find_unique
 from otel_kprofiler.symbols.user import convert_lines
 from otel_kprofiler.symbols.user.convert_lines import HEADER, MAGIC
 from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
@@ -201,12 +202,11 @@ def _refuse(source: FileSource, failed: ChildFailed) -> LinesError:
 
 
 def _is_unique(source: FileSource) -> bool:
-    """Returns whether no other file has the file's build id. Go programs may have a fixed one."""
     try:
         elf = read_debug_elf(source)
     except ElfError:
         return False
-    return elf.build_id is not None and not elf.is_go
+    return find_unique(elf.build_id, is_go=elf.is_go) is not None
 
 
 def count_dwarf_bytes(source: FileSource) -> int:
