@@ -130,7 +130,7 @@ class PatientCalls:
     def _forget(self, device: Hashable, reader: _Reader) -> bool:
         """Stop an abandoned thread that has nothing left to do."""
         with self._lock:
-            if reader.jobs and not self._closed:
+            if reader.jobs:
                 return False
             if self._left.get(device) is reader:
                 del self._left[device]

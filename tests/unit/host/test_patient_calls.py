@@ -134,3 +134,15 @@ def test_stopping_abandons_hanging_calls_at_the_deadline(fuse, calls):
         assert not join_all(calls.stop())
     assert time.monotonic() - began < 30
     fuse.thaw()
+
+
+def test_functions_that_wait_for_a_hanging_device_are_called_even_after_stopping(fuse, calls):
+    """Only the function may know how to close the file that it was to read."""
+    fuse.freeze("open")
+    called = []
+    assert not calls.call(THERE, (fuse.point / "file").read_bytes)
+    assert not calls.call(THERE, lambda: called.append(True))
+    threads = calls.stop()
+    fuse.thaw()
+    assert join_all(threads)
+    assert called
