@@ -1,14 +1,16 @@
 """Tests thread dumps on this kernel."""
 
 import contextlib
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import PYTHON_SIDE, USER_SIDE, WaitCause, WaitState
+from otel_kprofiler.model import KERNEL_SIDE, PYTHON_SIDE, USER_SIDE, WaitCause, WaitState
 from otel_kprofiler.pipeline import ThreadDumper, open_resources, open_symbols
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.symbols import UserSymbolSettings, open_user_names
@@ -42,6 +44,7 @@ def test_sleeping_threads_are_shown_with_all_their_frames():
             with contextlib.closing(dumper):
                 (dumped,) = dumper.dump()
                 remarks = dumper.remarks()
+            returns = Path(f"/proc/{process.pid}/stack").read_text().splitlines()
         finally:
             process.kill()
     assert not remarks
@@ -56,3 +59,5 @@ def test_sleeping_threads_are_shown_with_all_their_frames():
     assert native[0] in ("read", "__libc_read", "__read")
     assert native[-1] == "_start"
     assert 0 <= sleeper.waited_ns < 600e9
+    calls = [frame.offset for frame in main.stack.frames if frame.side is KERNEL_SIDE]
+    assert calls == [int(re.search(r"\+(0x\w+)/", line)[1], 16) - 1 for line in returns]
