@@ -17,8 +17,9 @@ def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
     kernel code, including modules and BPF programs, ``_[i]`` for inlined functions, and no suffix
     for user frames. Python frames are written as ``function (file.py:42)_[p]``. Unresolved frames
     read ``[module+0xrva]`` or ``[0xaddress]``. In names, ``;`` becomes ``:``, and unprintable
-    characters are escaped. If there are several kinds of samples, each kind has a root frame, and
-    counts are in the unit of the kind's ``measure``, such as nanoseconds.
+    characters are escaped. If there are several kinds of samples, each kind has a root frame. If
+    there are several kinds or sampling periods, counts are in the unit of the kind's ``measure``,
+    such as nanoseconds.
 
     With ``threads``, the thread's ``name/tid`` follows the process.
     """

@@ -7,6 +7,7 @@ from itertools import repeat
 from typing import Any, Final
 
 from otel_kprofiler.formats.entries import Entry, process_id, process_name, stack_entries
+from otel_kprofiler.formats.weights import mixed_kinds
 from otel_kprofiler.model import ON_CPU, ProfileKind, Resource, Stack, Window
 from otel_kprofiler.text import escape_surrogates
 from otel_kprofiler.version import __version__
@@ -19,17 +20,22 @@ SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 def speedscope(windows: Iterable[Window], *, name: str = "otel-kprofiler") -> str:
     """Returns JSON with a profile for each kind, then a time-ordered profile for each CPU.
 
-    A kind's profile merges identical stacks, weighted in the kind's unit. A CPU's profile has all
-    its samples, weighted by time for kinds with a period. The outermost frame is the process.
+    A kind's profile merges identical stacks, weighted in the kind's unit, or by time if the kind
+    has different periods. A CPU's profile has all its samples, weighted by time for kinds with a
+    period. The outermost frame is the process.
     """
-    writer = _Writer()
+    windows = list(windows)
+    writer = _Writer(mixed_kinds(profile for window in windows for profile in window.profiles))
     for window in windows:
         for profile in window.profiles:
             everything = writer.everything[profile.kind]
             for resource, sample in profile.samples:
                 stack = writer.stack(sample.stack, resource, sample.thread_name)
                 times = sample.timestamps_unix_ns
-                everything[stack] += sample.weight
+                weight = sample.weight
+                everything[stack] += (
+                    profile.measure(weight) if profile.kind in writer.mixed else weight
+                )
                 weights = map(profile.measure, sample.values or repeat(1))
                 writer.cpus[profile.kind, sample.cpu] += [
                     (time, stack, weight) for time, weight in zip(times, weights, strict=False)
@@ -38,7 +44,9 @@ def speedscope(windows: Iterable[Window], *, name: str = "otel-kprofiler") -> st
 
 
 class _Writer:
-    def __init__(self) -> None:
+    def __init__(self, mixed: Collection[ProfileKind]) -> None:
+        self.mixed = mixed
+        """Kinds with different periods, whose merged stacks are weighted by time."""
         self.everything: defaultdict[ProfileKind, Counter[tuple[int, ...]]] = defaultdict(Counter)
         self.cpus: defaultdict[tuple[ProfileKind, int], list[tuple[int, tuple[int, ...], int]]]
         self.cpus = defaultdict(list)
@@ -60,7 +68,11 @@ class _Writer:
         kinds = list(self.everything) or [ON_CPU]
         named = {kind: f", {kind.name}" if len(kinds) > 1 else "" for kind in kinds}
         profiles = [
-            _profile(f"all CPUs{named[kind]}", kind.sample_unit, self.everything[kind].items())
+            _profile(
+                f"all CPUs{named[kind]}",
+                kind.measure[1] if kind in self.mixed else kind.sample_unit,
+                self.everything[kind].items(),
+            )
             for kind in kinds
         ]
         for (kind, cpu), samples in sorted(self.cpus.items()):

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from otel_kprofiler.formats.entries import Entry, stack_entries
-from otel_kprofiler.formats.weights import unit_of
+from otel_kprofiler.formats.weights import mixed_kinds, unit_of
 from otel_kprofiler.model import ON_CPU, Profile, ProfileKind, Stack, Window
 from otel_kprofiler.text import cut, describe_count, escape_controls
 
@@ -33,7 +33,12 @@ class Row(NamedTuple):
 
 
 def function_rows(profiles: Iterable[Profile]) -> list[Row]:
-    """Returns the functions in profiles of the same kind, ordered by self count."""
+    """Returns the functions in profiles of the same kind, ordered by self count.
+
+    If the profiles have different periods, counts are in the unit of the kind's ``measure``.
+    """
+    profiles = list(profiles)
+    mixed = mixed_kinds(profiles)
 
     @cache
     def keys(stack: Stack) -> tuple[tuple[str, str] | None, frozenset[tuple[str, str]]]:
@@ -43,8 +48,9 @@ def function_rows(profiles: Iterable[Profile]) -> list[Row]:
     self_weights: Counter[tuple[str, str]] = Counter()
     total: Counter[tuple[str, str]] = Counter()
     for profile in profiles:
+        factor = profile.measure(1) if profile.kind in mixed else 1
         for _, sample in profile.samples:
-            weight = sample.weight
+            weight = sample.weight * factor
             leaf, functions = keys(sample.stack)
             if leaf:
                 self_weights[leaf] += weight
@@ -74,7 +80,10 @@ def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40)
 
 
 def _table(kind: ProfileKind, profiles: Sequence[Profile], width: int, limit: int | None) -> str:
-    count = sum(profile.weight for profile in profiles)
+    is_mixed = bool(mixed_kinds(profiles))
+    count = sum(
+        profile.measure(profile.weight) if is_mixed else profile.weight for profile in profiles
+    )
     whole = count or 1  # avoids division by zero
     rows = function_rows(profiles)
     shown = rows[:limit]
@@ -86,7 +95,7 @@ def _table(kind: ProfileKind, profiles: Sequence[Profile], width: int, limit: in
         for row in shown
     ]
     rest = len(rows) - len(shown)
-    unit = unit_of(kind)
+    unit = kind.unit if is_mixed else unit_of(kind)
     functions = describe_count(len(rows), "function")
     weight = describe_count(count, "sample") if unit == "samples" else f"{count:,} {unit}"
     lines += [f"{weight}, {functions}" + (f", {rest:,} not shown" * bool(rest))]

@@ -33,7 +33,7 @@ def test_builtin_modules_survive_an_otlp_round_trip(built_in, form):
 
 
 def test_reports_show_builtin_modules_in_brackets(built_in):
-    rows = {row.function: row.module for row in function_rows([built_in])}
+    rows = {row.function: row.module for row in function_rows(built_in.profiles)}
     assert rows["ext4_write"] == "vmlinux [ext4]"
     assert rows["cpdma_start"] == "vmlinux [ti_cpsw] [ti_davinci_emac]"
     assert "vmlinux [ext4]" in table([built_in])

@@ -32,5 +32,5 @@ def test_nameless_functions_have_separate_rows():
     stacks = [Stack.from_frames([unnamed(0x1200 + at, at % 0x100)]) for at in (1, 2, 0x101)]
     samples = [WindowSample(stack, 1, "t", 0, None, [1], []) for stack in stacks]
     window = make_window(0, 9, ({}, samples))
-    rows = {row.function: row.self_count for row in function_rows([window])}
+    rows = {row.function: row.self_count for row in function_rows(window.profiles)}
     assert rows == {"fun_1200": 2, "fun_1300": 1}
