@@ -58,7 +58,8 @@ class _Writer:
         if indices is None:
             indices = tuple(self._frame(entry) for entry in stack_entries(stack))
             self._stacks[stack] = indices
-        process = f"{process_name(resource, thread_name)} ({process_id(resource)})"
+        process, pid = process_name(resource, thread_name), process_id(resource)
+        process = process if pid is None else f"{process} ({pid})"
         return (self._frame(process), *indices)
 
     def _frame(self, frame: Entry | str) -> int:

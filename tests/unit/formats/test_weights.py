@@ -41,3 +41,9 @@ def test_speedscope_weights_merged_stacks_by_time_if_periods_differ():
     assert (cpu["unit"], cpu["endValue"]) == ("nanoseconds", 120)
     everything, _ = json.loads(speedscope(WINDOWS[:1]))["profiles"]
     assert (everything["unit"], everything["weights"]) == ("none", [2])
+
+
+def test_speedscope_omits_an_unknown_process_id():
+    window = make_sampled_window("f", [110], 50, {"process.executable.name": "a"})
+    frames = json.loads(speedscope([window]))["shared"]["frames"]
+    assert [frame["name"] for frame in frames] == ["f", "a"]
