@@ -150,6 +150,11 @@ class Samples:
         idle = [wait is not None and wait.is_idle for wait in self.tables.waits]
         return self.select([not idle[wait] for wait in self.waits]) if any(idle) else self
 
+    def of_kind(self, kind: ProfileKind) -> Samples:
+        """Returns the samples of a kind. Other kinds may have the same name, but another unit."""
+        is_kind = [origin.profile.kind == kind for origin in self.tables.origins]
+        return self.select([is_kind[origin] for origin in self.origins])
+
     def select(self, keep: Sequence[bool]) -> Samples:
         """Returns the rows for which ``keep`` is true."""
         times, values = array("Q"), array("q")

@@ -195,7 +195,7 @@ def _interval(name: str, samples: Samples, chosen: Filter, times: _Range | None)
 
 
 def _part(samples: Samples, kind: ProfileKind, chosen: Filter, times: _Range | None) -> Part:
-    return _cut(Filter(kinds=(kind.name,)).apply(samples), [kind], chosen, times)
+    return _cut(samples.of_kind(kind), [kind], chosen, times)
 
 
 def _cut(

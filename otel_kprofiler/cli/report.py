@@ -215,11 +215,7 @@ def command(
     # Exact totals exist only for whole windows.
     processes = None if start or end else chosen.find_processes(loaded)
     report = Report(processes, by, callers_of, callees_of, idle=idle, order=order)
-    parts = [
-        (kind, part)
-        for kind in samples.kinds
-        if (part := Filter(kinds=(kind.name,)).apply(samples))
-    ]
+    parts = [(kind, part) for kind in samples.kinds if (part := samples.of_kind(kind))]
     if by in WAIT_GROUPINGS:  # other sample kinds lack these attributes
         parts = [(kind, part) for kind, part in parts if part.has_waits] or parts
     if by in LOCK_GROUPINGS:

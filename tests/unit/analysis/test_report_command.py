@@ -8,14 +8,25 @@ from pathlib import Path
 
 import pytest
 
+from otel_kprofiler.cli import diff
 from otel_kprofiler.cli.main import main
 from otel_kprofiler.cli.report import command
 from otel_kprofiler.formats import html
-from otel_kprofiler.model import PYTHON_SIDE, USER_SIDE, Frame, Line, SpanLink, Stack, WindowSample
+from otel_kprofiler.model import (
+    PYTHON_SIDE,
+    USER_SIDE,
+    Frame,
+    Line,
+    ProfileKind,
+    SpanLink,
+    Stack,
+    Window,
+    WindowSample,
+)
 from otel_kprofiler.otlp import decode_windows
 from tests.commands import invoke
 from tests.page import data
-from tests.windows import LIBC, make_frame, make_stack, make_window, write_otlp
+from tests.windows import LIBC, make_frame, make_profile, make_stack, make_window, write_otlp
 
 PEER = Path(__file__).parents[2] / "data" / "otlp" / "ebpf-profiler.otlp.gz"
 TICK = 50_000_000  # nanoseconds between samples
@@ -78,6 +89,26 @@ def test_the_function_table_shows_milliseconds_and_percentages(profile):
         "5 more; --limit 0 shows all",
     ]
     assert rows(profile)["main"] == (0, 6 * SECOND)
+
+
+def test_kinds_with_equal_names_and_different_units_are_separate(tmp_path):
+    """A kind of sample is identified by its unit, too, and its name is not a pattern."""
+    kinds = [
+        ("wall", "nanoseconds", 5_000_000),
+        ("wall", "microseconds", 700),
+        ("w*", "count", 3),
+    ]
+    profiles = []
+    for name, unit, value in kinds:
+        sample = WindowSample(READ, 7, "a", 0, None, [START], [value])
+        profiles.append(
+            make_profile(({}, [sample]), kind=ProfileKind(name, name, unit), period_ns=0)
+        )
+    path = write_otlp(tmp_path / "a.otlp", Window(START, START + SECOND, profiles))
+    results = json.loads(report("--json", path))["kinds"]
+    assert [(kind["kind"], kind["unit"], kind["total"]) for kind in results] == kinds
+    compared = json.loads(invoke(diff.command, "--json", path, path).output)["kinds"]
+    assert [kind["before"]["samples"] for kind in compared] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
