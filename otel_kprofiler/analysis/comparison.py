@@ -3,9 +3,10 @@
 Each profile is divided into intervals of equal length. The variance of a group's fraction across
 the intervals of a profile shows how much the fraction may differ between profiles by chance, even
 if samples occur in bursts. With few samples, the variance is underestimated, so a change must also
-be significant in a test of the sample counts. If nothing has changed between the profiles, at most
-5 in 100 comparisons report any change (Holm, "A simple sequentially rejective multiple test
-procedure", 1979).
+be significant in a test of the sample counts. A profile whose samples all have the same time, such
+as a pprof file, cannot be divided, so its samples are assumed to be independent of each other. If
+nothing has changed between the profiles, at most 5 in 100 comparisons report any change (Holm, "A
+simple sequentially rejective multiple test procedure", 1979).
 """
 
 from collections.abc import Callable, Sequence
@@ -103,7 +104,10 @@ def _importance(change: Change) -> tuple[bool, float, float, Key]:
 class _Side:
     def __init__(self, part: Part, grouping: Grouping, per_second: bool) -> None:
         samples = part.samples
-        count = max(2, min(_INTERVALS, samples.count // _FEWEST_PER_INTERVAL))
+        times = len(set(samples.times))
+        count = max(2, min(_INTERVALS, samples.count // _FEWEST_PER_INTERVAL, times))
+        if times <= 1:
+            count = 1
         self.own: dict[Key, list[int]] = {}
         self.total: dict[Key, list[int]] = {}
         sizes = [0] * count
@@ -116,12 +120,22 @@ class _Side:
         seconds = (part.end_ns - part.start_ns) / 1e9
         self.sizes = [seconds / count] * count if per_second else [float(size) for size in sizes]
         self.size = sum(self.sizes)
+        self.observations = count if count > 1 else max(2, samples.count)
+        self._is_rate = per_second
 
     def ratio(self, weights: Sequence[int]) -> tuple[float, float]:
-        """Returns a group's fraction or rate, and its variance (Cochran 1977, section 6.3)."""
+        """Returns a group's fraction or rate, and its variance.
+
+        The variance is that of independent samples (Poisson for rates, binomial for fractions) if
+        the profile is a single interval, and otherwise that between intervals (Cochran 1977,
+        section 6.3).
+        """
         if not self.size:
             return 0.0, 0.0
         ratio, count = sum(weights) / self.size, len(weights)
+        if count == 1:
+            rest = 1.0 if self._is_rate else 1 - ratio
+            return ratio, ratio * rest * self.weight_per_sample / self.size
         rests = (weight - ratio * size for weight, size in zip(weights, self.sizes, strict=True))
         return ratio, count / (count - 1) * sum(rest * rest for rest in rests) / self.size**2
 
@@ -145,9 +159,13 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
     if sum(counts) >= _FEWEST_SAMPLES:
         chance = max(
             chance_of_counts(counts[0], counts[1], sizes[0] / sum(sizes)),
-            chance_of_means(after - first_ratio, (first, len(rows[0])), (second, len(rows[1]))),
+            chance_of_means(
+                after - first_ratio,
+                (first, sides[0].observations),
+                (second, sides[1].observations),
+            ),
         )
-    margin = sqrt(first + second) * margin_factor(sum(map(len, rows)) - 2)
+    margin = sqrt(first + second) * margin_factor(sum(side.observations for side in sides) - 2)
     return Amount(first_ratio, after, margin, chance)
 
 

@@ -110,3 +110,31 @@ def test_the_system_call_with_an_increased_percentage_is_listed_first():
         first = compare(before, after, GROUPINGS["syscall"], per_second=False)[0]
         assert (first.key.name, first.is_changed) == ("read", True)
         assert abs(first.own.change - 0.04) < 2.5 * first.own.margin
+
+
+def untimed(random, shares, count):
+    """Returns a profile like that of a pprof file, in which all samples have the same time."""
+    drawn = random.choices(list(shares), cum_weights=list(accumulate(shares.values())), k=count)
+    return part({STACKS[name]: [0] * drawn.count(name) for name in dict.fromkeys(drawn)})
+
+
+@pytest.mark.parametrize("per_second", [False, True])
+def test_changes_between_profiles_without_times_rarely_exceed_their_margins(per_second):
+    random, shares, outside = Random(1), {"0": 2, "1": 1}, 0
+    for _ in range(MANY):
+        before, after = (
+            untimed(random, shares, round(random.gauss(300, 300**0.5))) for _ in range(2)
+        )
+        changes = compare(before, after, GROUPINGS["function"], per_second=per_second)
+        (change,) = [change.own for change in changes if change.key.name == "0_a"]
+        outside += abs(change.change) > change.margin
+    assert outside <= MOST
+
+
+@pytest.mark.parametrize("per_second", [False, True])
+def test_a_change_between_profiles_without_times_is_significant(per_second):
+    before = untimed(Random(2), {"0": 1, "1": 4}, 300)
+    after = untimed(Random(3), {"0": 2, "1": 3}, 300)
+    first = compare(before, after, GROUPINGS["function"], per_second=per_second)[0]
+    assert first.is_changed
+    assert 0 < first.own.margin < abs(first.own.change)
