@@ -7,7 +7,7 @@ from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 from otel_kprofiler.analysis.occurrences import NO_LINE, OF_STACKS, Key, Occurrence, only
-from otel_kprofiler.analysis.samples import Samples, Thread
+from otel_kprofiler.analysis.samples import Samples, Tables, Thread
 from otel_kprofiler.formats import process_id, process_name
 from otel_kprofiler.model import (
     KERNEL_SIDE,
@@ -251,9 +251,16 @@ def endpoints(links: Sequence[SpanLink | None]) -> list[str]:
     return [names.get(link[:2], "") if link else "" for link in links]
 
 
-def is_in_kernel(stack: Stack) -> bool:
-    """Returns whether a sample with the given stack ran in the kernel."""
-    return any(side.kind is KERNEL_SIDE and side.frames for side in stack.sides)
+def is_in_kernel(tables: Tables, stack: int) -> bool:
+    """Returns whether samples with the stack ran in the kernel, given the stack's index."""
+    if tables.in_kernel is not None:
+        return tables.in_kernel[stack]
+    return any(side.kind is KERNEL_SIDE and side.frames for side in tables.stacks[stack].sides)
+
+
+def in_kernel(tables: Tables) -> list[bool]:
+    """Returns the result of :func:`is_in_kernel` for each stack."""
+    return [is_in_kernel(tables, stack) for stack in range(len(tables.stacks))]
 
 
 class _Sums:
@@ -288,27 +295,27 @@ def collect(samples: Samples, frames: Callable[[Stack], Occurrence | None]) -> l
     ``frames`` returns the groups that a stack counts towards; None to skip the stack.
     """
     rows = zip(samples.stacks, samples.weights(), samples.counts(), strict=True)
-    return group_stacks(samples.tables.stacks, starmap(Weighed, rows), frames)
+    return group_stacks(samples.tables, starmap(Weighed, rows), frames)
 
 
 def group_stacks(
-    stacks: Sequence[Stack], rows: Iterable[Weighed], frames: Callable[[Stack], Occurrence | None]
+    tables: Tables, rows: Iterable[Weighed], frames: Callable[[Stack], Occurrence | None]
 ) -> list[Group]:
-    """Groups samples by their stacks, which are given as indices into a table."""
+    """Groups samples by their stacks, which are given as indices into ``tables.stacks``."""
     weights, counts = Counter[int](), Counter[int]()
     for number, weight, count in rows:
         weights[number] += weight
         counts[number] += count
     sums = _Sums()
     for number, weight in weights.items():
-        occurrence = frames(stacks[number])
+        occurrence = frames(tables.stacks[number])
         if occurrence is not None:
-            sums.add(occurrence, weight, counts[number], kernel=is_in_kernel(stacks[number]))
+            sums.add(occurrence, weight, counts[number], kernel=is_in_kernel(tables, number))
     return sums.groups()
 
 
 def _collect_column(samples: Samples, assignment: Assignment) -> list[Group]:
-    kernel = [is_in_kernel(stack) for stack in samples.tables.stacks]
+    kernel = in_kernel(samples.tables)
     weights: defaultdict[tuple[int, bool], list[int]] = defaultdict(lambda: [0, 0])
     rows = zip(assignment.column, samples.stacks, samples.weights(), samples.counts(), strict=True)
     for number, stack, weight, count in rows:
@@ -316,8 +323,8 @@ def _collect_column(samples: Samples, assignment: Assignment) -> list[Group]:
         sums[0] += weight
         sums[1] += count
     column = _Sums()
-    for (number, in_kernel), (weight, count) in weights.items():
-        column.add(assignment.find(number), weight, count, kernel=in_kernel)
+    for (number, is_kernel), (weight, count) in weights.items():
+        column.add(assignment.find(number), weight, count, kernel=is_kernel)
     return column.groups()
 
 

@@ -69,6 +69,8 @@ class Tables(NamedTuple):
     waits: Sequence[WindowWait | None]
     totals: Mapping[tuple[int, int], WaitTotals]
     """Exact off-CPU time, keyed by indices into ``origins`` and ``resources``."""
+    in_kernel: Sequence[bool] | None = None
+    """True for each stack whose samples ran in the kernel; None if ``stacks`` has all frames."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

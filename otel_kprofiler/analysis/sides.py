@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 
+from otel_kprofiler.analysis.groups import in_kernel
 from otel_kprofiler.analysis.samples import Samples
 from otel_kprofiler.model import Stack
 
@@ -10,7 +11,8 @@ from otel_kprofiler.model import Stack
 def select_sides(samples: Samples, names: Collection[str]) -> Samples:
     """Keeps only frames whose type, or whose side (such as ``kernel``), is in ``names``.
 
-    Time spent in an omitted frame is attributed to the nearest remaining caller.
+    Time spent in an omitted frame is attributed to the nearest remaining caller. Groups of the
+    returned samples still state how much of their weight was in the kernel.
     """
 
     def kept(stack: Stack) -> Stack:
@@ -22,5 +24,6 @@ def select_sides(samples: Samples, names: Collection[str]) -> Samples:
             )
         )
 
-    stacks = [kept(stack) for stack in samples.tables.stacks]
-    return replace(samples, tables=samples.tables._replace(stacks=stacks))
+    tables = samples.tables
+    stacks = [kept(stack) for stack in tables.stacks]
+    return replace(samples, tables=tables._replace(stacks=stacks, in_kernel=in_kernel(tables)))

@@ -10,7 +10,7 @@ from itertools import accumulate, starmap
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from otel_kprofiler.analysis.groups import NONE, Group, endpoints, is_in_kernel, merge_groups
+from otel_kprofiler.analysis.groups import NONE, Group, endpoints, in_kernel, merge_groups
 from otel_kprofiler.analysis.occurrences import Key
 from otel_kprofiler.analysis.samples import Samples
 from otel_kprofiler.model import LOCK_CONTENTION, WaitCause, WindowWait
@@ -285,7 +285,7 @@ def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[tuple[
     """Yields the Resource index and the samples from each thread in which one of the spans ran."""
     tables, values = samples.tables, samples.values
     links = [link[:2] if link else None for link in tables.links]
-    in_kernel = list(map(is_in_kernel, tables.stacks))
+    kernel = in_kernel(tables)
     # Waits for locks are already counted as time on or off a CPU.
     factors = [
         origin.profile.measure(1)
@@ -308,7 +308,7 @@ def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[tuple[
         factor, span, wait = factors[origin], links[link], tables.waits[at]
         if not factor or threads[thread] not in wanted:
             continue
-        part = _name_part(wait, is_kernel=in_kernel[stack])
+        part = _name_part(wait, is_kernel=kernel[stack])
         is_loop = wait is not None and wait.cause in _EVENTS and span is None
         weights = values[start:end] if values else [1] * (end - start)
         events[threads[thread]] += [

@@ -34,7 +34,7 @@ def spans_with_lines(samples: Samples) -> list[tuple[Group, list[Group]]]:
     for link, *row in rows:
         stacks[keys[link]].append(Weighed(*row))
     lines = {
-        key: group_stacks(samples.tables.stacks, weighed, _line_or_function)
+        key: group_stacks(samples.tables, weighed, _line_or_function)
         for key, weighed in stacks.items()
     }
     return [(span, lines[span.key]) for span in group_samples(samples, "span")]

@@ -43,6 +43,7 @@ from otel_kprofiler.model import LOCK_CONTENTION
 _FORMATS: Final = [row.name for row in FORMATS]
 _LATENCY: Final = "latency"
 _OF_SPANS: Final = (PART, TRACE)
+_OF_KERNEL_FRAMES: Final = ("syscall", "bpf")
 _GROUPINGS: Final = ", ".join([*GROUPINGS, *_OF_SPANS])
 
 
@@ -200,6 +201,8 @@ def command(
             )
         _report_spans(paths, by, Choice(chosen, start, end), limit, as_json=as_json)
         return
+    if sides and by in _OF_KERNEL_FRAMES and not (is_written or callers_of or callees_of):
+        raise click.UsageError(f"--by {by} groups by kernel frames of all samples; omit --side")
     of_stacks = bool(callers_of or callees_of or sides)
     need = ALL if is_written else need_of(chosen, by, of_stacks=of_stacks)
     loaded, samples = load_choice(paths, Choice(chosen, start, end, sides), need, weigh)

@@ -80,17 +80,18 @@ def load_choice(
     samples from files, before samples are selected.
     """
     files = [source for source in sources if not is_table(source)]
-    parts = [load_table(source, choice, need) for source in sources if is_table(source)]
+    of_all_sides = choice._replace(sides=())
+    parts = [load_table(source, of_all_sides, need) for source in sources if is_table(source)]
     if files:
         loaded = load_profiles(files)
         loaded = weigh(loaded) if weigh else loaded
-        parts.append(choice.apply(loaded))
+        parts.append(of_all_sides.apply(loaded))
         if len(sources) == len(files):
-            return Loaded(loaded, parts[0])
+            return Loaded(loaded, choice.apply_sides(parts[0]))
     samples = parts[0]
     if len(parts) > 1:
         samples = load_samples(window for part in parts for window in part.windows())
-    return Loaded(samples, samples)
+    return Loaded(samples, choice.apply_sides(samples))
 
 
 def load_table(source: str, choice: Choice, need: Need) -> Samples:
@@ -113,7 +114,7 @@ def load_table(source: str, choice: Choice, need: Need) -> Samples:
     samples = chosen.apply(loaded)
     if not samples:
         say(f"{address.place} has no matching samples in this time range", err=True)
-    return choice.apply_sides(samples)
+    return samples
 
 
 def _times(store: ProfileStore, choice: Choice) -> Range:

@@ -263,4 +263,7 @@ def test_omitting_kernel_frames_keeps_all_samples(made):
     loaded = load_samples(made)
     kept = select_sides(loaded, ["user"])
     assert kept.count == loaded.count
+    assert group_samples(kept, "process") == group_samples(loaded, "process")
+    kernel = [sum(group.kernel for group in group_samples(part, "line")) for part in (kept, loaded)]
+    assert kernel[0] == kernel[1]
     assert {side.kind for stack in kept.tables.stacks for side in stack.sides} <= {USER_SIDE}

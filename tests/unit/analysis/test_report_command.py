@@ -176,6 +176,18 @@ def test_time_in_omitted_kernel_frames_counts_as_the_user_callers_self_time(prof
     assert seconds == {"read": 5, "compute": 1, "main": 0}
 
 
+def test_omitting_kernel_frames_does_not_change_the_time_in_the_kernel(profile):
+    for by in ("process", "line", "span"):
+        whole, part = (
+            json.loads(report("--json", "--by", by, *side, profile))["kinds"][0]["groups"]
+            for side in ((), ("--side", "user"))
+        )
+        assert {(row["name"], row["kernel"]) for row in part} == {
+            (row["name"], row["kernel"]) for row in whole
+        }
+        assert sum(row["kernel"] for row in part) == 5 * SECOND
+
+
 @pytest.mark.parametrize(
     ("options", "samples"),
     [
@@ -191,7 +203,14 @@ def test_time_ranges_are_relative_or_absolute(profile, options, samples):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--from", "noon"], ["--by", "colour"], ["--callers", "a", "--callees", "b"], []]
+    "arguments",
+    [
+        ["--from", "noon"],
+        ["--by", "colour"],
+        ["--callers", "a", "--callees", "b"],
+        ["--by", "syscall", "--side", "user"],
+        [],
+    ],
 )
 def test_invalid_options_are_usage_errors(profile, arguments):
     with pytest.raises(SystemExit) as stop:
