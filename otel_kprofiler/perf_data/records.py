@@ -174,6 +174,7 @@ class _Decoder:
         words = Cursor(cursor.data, max(start, cursor.position), cursor.end)
         values = {flag: words.u64() for flag in present}
         cursor.end = start
+        _check_range(values.get(_TIME, 0))
         event_id = values.get(_IDENTIFIER, values.get(_ID, 0))
         return values.get(_TIME, NO_TIME), self._reader.file.attr_by_id.get(event_id, 0)
 
@@ -204,11 +205,17 @@ class _Decoder:
         cursor.skip(8 * sum(bool(kind & flag) for flag in (_ADDR, _ID, _STREAM_ID)))
         cpu = cursor.u64() & 0xFFFFFFFF if kind & _CPU else 0
         period = cursor.u64() if kind & _PERIOD else attr.period
+        _check_range(time_ns, period)
         if kind & _READ:
             _skip_counts(attr, cursor)
         if kind & _CALLCHAIN:
             chain = cursor.take(8 * cursor.u64()) or chain
         return Sample(time_ns, event, pid, tid, cpu, period, raw.misc & _MODE_MASK, chain)
+
+
+def _check_range(*numbers: int) -> None:
+    if max(numbers) >> 63:
+        raise PayloadError("a time or a count exceeds the range of 64-bit integers")
 
 
 def _word(cursor: Cursor, index: int) -> int:

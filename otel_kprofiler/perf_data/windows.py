@@ -177,8 +177,18 @@ class _Recording:
     def window(self, offset_ns: int) -> Window:
         """Returns all samples as a window.
 
-        ``offset_ns`` is added to sample times to obtain Unix times.
+        ``offset_ns`` is added to sample times to obtain Unix times. It is increased if it would
+        result in times before 1970. Raises ``PayloadError`` if times do not fit into 63 bits.
         """
+        ends = [
+            time
+            for event in self.events
+            for group in event.times.values()
+            for time in (group[0], group[-1])
+        ]
+        offset_ns = max(offset_ns, -min(ends))
+        if max(ends) + offset_ns >> 63:
+            raise PayloadError("the clock in the perf.data file is out of range")
         profiles: dict[ProfileKind, Profile] = {}
         for index, event in enumerate(self.events):
             if event.times:
@@ -186,13 +196,8 @@ class _Recording:
                 if kind in profiles:
                     kind, period = kind._replace(name=f"{kind.name}_{index}", number=0), 0
                 profiles[kind] = self._profile(kind, period, event, offset_ns)
-        times = [
-            time + offset_ns
-            for event in self.events
-            for group in event.times.values()
-            for time in (group[0], group[-1])
-        ]
-        return Window(min(times), max(times) + 1, list(profiles.values()))
+        start, end = min(ends) + offset_ns, max(ends) + offset_ns + 1
+        return Window(start, end, list(profiles.values()))
 
     def _profile(self, kind: ProfileKind, period: int, event: _Event, offset_ns: int) -> Profile:
         by_process: dict[Process, list[WindowSample]] = {}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from otel_kprofiler.analysis import load_samples
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.perf_data import read_perf_data
 from tests.fuzz.bounds import READ, REFUSED, read_within
@@ -25,6 +26,7 @@ def read(data):
     problems = []
     (window,) = read_perf_data(data, 10**18, problems.append, NoNames())
     assert window.sample_count
+    load_samples([window])
     return problems
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from otel_kprofiler.analysis import load_samples
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import (
     KERNEL_SIDE,
@@ -318,6 +319,22 @@ def test_the_samples_in_a_truncated_file_are_read():
     window, problems = read(made(sample(7, 3, USER, 1), sample(7, 4, USER, 1))[:-20])
     assert window.sample_count == 1
     assert problems[0] == "data is missing or corrupt: the file is truncated"
+
+
+def test_samples_with_numbers_out_of_range_are_skipped():
+    whole = made(sample(7, 3, USER, 1), sample(7, 1 << 63, USER, 1), sample(7, 4, USER, 1))
+    window, problems = read(whole)
+    assert (window.sample_count, window.end_unix_ns) == (2, WRITTEN + 1)
+    assert "malformed" in problems[0]
+
+
+def test_times_are_not_before_1970_even_if_the_file_is_older_than_its_samples():
+    """Archives with reproducible contents set modification times to 0."""
+    (window,) = read_perf_data(made(sample(7, 100, USER, 1), sample(7, 130, USER, 1)), 0,
+                               [].append, NoNames())  # fmt: skip
+    assert sorted(load_samples([window]).times) == [0, 30]
+    with pytest.raises(PayloadError, match="clock"):
+        read_perf_data(made(sample(7, 1, USER, 1)), 1 << 63, [].append, NoNames())
 
 
 def test_samples_are_read_from_a_recording_whose_perf_process_was_killed():
