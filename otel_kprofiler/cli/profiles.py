@@ -134,14 +134,20 @@ def _parse(data: bytes, notify: Notify, written_unix_ns: int) -> list[Window]:
         windows = parse_pprof(data)
         refuse_negative_values(windows)
         return windows
-    problems: list[PayloadError] = []
-    windows = decode_windows(data, on_damage=problems.append)
+    first: PayloadError | None = None
+    count = 0
+
+    def note(problem: PayloadError) -> None:
+        nonlocal first, count
+        first, count = first or problem, count + 1
+
+    windows = decode_windows(data, on_damage=note)
     if not windows:
-        raise problems[0] if problems else PayloadError("the file contains no profiles")
+        raise first or PayloadError("the file contains no profiles")
     refuse_negative_values(windows)
-    for problem in problems[:1]:
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        notify(f"skipped corrupt data: {problem.message}{more}")
+    if first:
+        more = f", and {count - 1:,} more" if count > 1 else ""
+        notify(f"skipped corrupt data: {first.message}{more}")
     return windows
 
 

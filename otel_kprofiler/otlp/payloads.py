@@ -6,6 +6,7 @@ prefix (the Collector's file exporter, ``format: proto``); and JSON with one mes
 
 import enum
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ MAX_FILE_BYTES: Final = 2 * 1024 * 1024 * 1024
 MAX_NOTES: Final = 1000
 
 _LENGTH_BYTES: Final = 4
+_ZEROS: Final = re.compile(rb"\0*")
 _FIRST_TAG: Final = 8
 """Lowest first byte of a protobuf message (field 1). The first byte of a length prefix is lower if
 the length is below 128 MiB."""
@@ -195,6 +197,10 @@ def _parse_prefixed(data: bytes, on_damage: OnDamage) -> Iterator[Payload]:
         if end > len(data) or start > len(data):
             on_damage(TruncatedError(f"the {where} is truncated"))
             return
+        if end == start:  # empty messages, as many as a file's zeroed tail holds
+            zeros = _ZEROS.match(data, position).end() - position  # type: ignore[union-attr]
+            position += zeros // _LENGTH_BYTES * _LENGTH_BYTES
+            continue
         yield from _parse(partial(_parse_message, data[start:end]), on_damage, where)
         position = end
 

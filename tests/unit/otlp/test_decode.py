@@ -44,6 +44,18 @@ def test_a_protobuf_message_that_starts_like_json_is_decoded():
     assert parsed.message == message
 
 
+def test_runs_of_zeros_between_messages_are_skipped(payload):
+    """After a crash, a file system may fill the end of a file with zeros."""
+    whole = prefixed(payload)
+    first, second = parse_payloads(bytes(12) + whole + bytes(1 << 20) + whole + bytes(8))
+    assert first.message == second.message
+    problems = []
+    assert len(decode_windows(whole + bytes(6), on_damage=problems.append)) == 1
+    assert [problem.message for problem in problems] == [
+        f"the message at byte {len(whole) + 4} is truncated"
+    ]
+
+
 def test_protobuf_length_prefixed_and_json_files_are_detected(window, payload, line, tmp_path):
     path = tmp_path / "profiles"
     for data in (payload, prefixed(payload), line, line + b"\n", b"\n" + line):
