@@ -1,11 +1,12 @@
 """Reads pprof's ``profile.proto`` (github.com/google/pprof, proto/profile.proto).
 
 Each value type becomes a sample kind. ``samples`` and CPU time both belong to the on-CPU kind. The
-format has no sample timestamps, so every sample is assigned the time of the profile.
+format has no sample timestamps, so every sample is assigned the time of the profile. Labels are
+kept, except for those that identify the thread, which set the sample's process, thread and CPU.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os.path import basename
 from typing import Final, NamedTuple
@@ -20,6 +21,7 @@ from otel_kprofiler.model import (
     BuildId,
     FileId,
     Frame,
+    LabelSet,
     Line,
     Module,
     ModuleKind,
@@ -43,6 +45,8 @@ _KERNEL_FLOOR: Final = 1 << 63
 _KERNEL: Final = re.compile(r"vmlinux$|\[kernel")
 _COUNT: Final = ("samples", "count")
 _CPU_TIME: Final = ("cpu", "nanoseconds")
+_OF_THREAD: Final = frozenset({"process", "pid", "thread", "tid", "cpu"})
+"""Labels that describe a sample's thread and CPU, as in files that ``record`` writes."""
 
 
 class _Sample(NamedTuple):
@@ -119,7 +123,7 @@ class _Reader:
                     WindowSample(
                         self._stack(sample.locations), _integer(labels.get("tid")),
                         str(labels.get("thread", "")), _integer(labels.get("cpu")), None,
-                        [time], [value],
+                        [time], [value], _other_labels(labels),
                     )
                 )  # fmt: skip
         resources = [
@@ -210,6 +214,12 @@ class _Reader:
 
     def _all(self, number: int) -> list[bytes]:
         return self._messages.get(number, [])
+
+
+def _other_labels(labels: Mapping[str, str | int]) -> LabelSet:
+    return tuple(
+        sorted((key, str(value)) for key, value in labels.items() if key not in _OF_THREAD)
+    )
 
 
 def _is_python(line: Line) -> bool:

@@ -31,6 +31,7 @@ START = 1_600_000_000 * 10**9
 JVM = SideKind("jvm", "jvm", "user", has_files=True)
 JVM_SO = Module("libjvm.so", ModuleKind.USER, None, FileId("ab" * 16), 0)
 WRITE = {row.name: row.write for row in FORMATS}
+STRINGS = b"", b"objects", b"count", b"bytes"
 
 
 def frame(side, name, line=0, module=None):
@@ -188,6 +189,23 @@ def test_a_truncated_pprof_file_raises_only_the_documented_error(size):
         parse_pprof(data[:size])
     except PayloadError as error:
         assert error.message  # noqa: PT017 - any cut is allowed to be whole
+
+
+def test_labels_in_pprof_files_become_sample_labels():
+    labels = ("tenant", "acme"), ("zone", "b")
+    sample = WindowSample(make_stack("f"), 7, "main", 3, None, [START], [], labels)
+    made = make_window(START, START + 1, ({"process.pid": 7}, [sample]))
+    (result,) = parse_pprof(gzip.decompress(WRITE["pprof"]([made])))
+    assert [(row.tid, row.cpu, row.labels) for _, row in result.samples] == [(7, 3, labels)]
+
+
+def test_numeric_labels_in_pprof_files_become_text():
+    """Go's heap profiles have a label ``bytes``."""
+    sample_type, sample = b"\x08\x01\x10\x02", b"\x12\x01\x05" + b"\x1a\x04\x08\x03\x18\x40"
+    messages = (1, sample_type), (2, sample), *((6, text) for text in STRINGS)
+    data = b"".join(bytes([number << 3 | 2, len(body)]) + body for number, body in messages)
+    (result,) = parse_pprof(data)
+    assert [row.labels for _, row in result.samples] == [(("bytes", "64"),)]
 
 
 def test_a_pprof_file_with_off_cpu_time_becomes_an_off_cpu_profile():
