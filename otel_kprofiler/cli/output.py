@@ -207,9 +207,11 @@ class Output:
             os.close(self._special)
             self._special = None
         if self.part and self.part.close(keep=True):
-            part = self.part.path
+            part, missing = self.part.path, self.part.missing
+            rest = f", without {describe_count(missing, 'sample')} that could not be written"
             say(
-                f"{part} holds the samples taken so far; next: otel-kprofiler report {part}",
+                f"{part} holds the samples taken so far{rest * bool(missing)}; "
+                f"next: otel-kprofiler report {part}",
                 err=True,
             )
 

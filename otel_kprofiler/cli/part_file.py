@@ -31,12 +31,18 @@ _TIMEOUT_MILLIS: Final = 5_000
 class PartFile:
     """Keeps samples in a ``.part`` file until the output file is complete.
 
-    The ``path`` argument is the path of the output file. The ``path`` attribute is the path of the
-    ``.part`` file. Raises ``BlockingIOError`` if another recording is being written to ``path``.
+    The ``path`` argument is the path of the output file. Raises ``BlockingIOError`` if another
+    recording is being written to ``path``.
+
+    Attributes:
+        path: the path of the ``.part`` file.
+        missing: after :meth:`close`, the number of samples that could not be written, for example
+            because the disk was full.
     """
 
     def __init__(self, path: str) -> None:
         self.path, self._fd = _create(path)
+        self.missing = 0
         if any(_is_locked(other) for other in _names(path) if other != self.path):
             os.unlink(self.path)
             os.close(self._fd)
@@ -49,14 +55,16 @@ class PartFile:
         self._reporter(window)
 
     def close(self, *, keep: bool) -> bool:
-        """Delete the file, unless ``keep`` is set and it has samples.
+        """Delete the file, unless ``keep`` is set and samples were written to it.
 
         Return whether it was kept.
         """
         if self._fd < 0:
             return False
         self._reporter.shutdown(_TIMEOUT_MILLIS if keep else 0)
-        kept = keep and os.fstat(self._fd).st_size > 0
+        (account,) = self._reporter.accounts()
+        self.missing = sum(account.lost.values()) + account.pending
+        kept = keep and account.exported > 0
         if not kept:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
