@@ -62,6 +62,7 @@ class Output:
         ExportError: no format matches, the file exists and ``force`` is unset, or creation fails.
 
     Attributes:
+        is_special: whether the output is not a regular file.
         part: the ``.part`` file, which keeps samples during the recording; None if none is written.
     """
 
@@ -80,7 +81,8 @@ class Output:
         self._special: int | None = None
         try:
             self._special = sys.stdout.fileno() if path == _STDOUT else open_special(path)
-            if self._special is None:
+            self.is_special = self._special is not None
+            if not self.is_special:
                 self._open(path, force=force, keep_part=keep_part)
         except OSError as error:
             raise refusal(path, "-o", error) from error
@@ -118,14 +120,9 @@ class Output:
         return self._special is not None and os.path.sameopenfile(self._special, 1)
 
     @property
-    def is_special(self) -> bool:
-        """Returns whether the output is not a regular file."""
-        return self._special is not None
-
-    @property
     def next_step(self) -> str:
         """Returns a command that opens the output; empty if the output is not a regular file."""
-        if self._special is not None:
+        if self.is_special:
             return ""
         if self._is_packed and not self._format.is_compressed:
             return f"gunzip {self.path}"

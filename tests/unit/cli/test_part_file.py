@@ -21,7 +21,11 @@ def make_second(number, count=3):
         for at in range(count)
     ]
     return make_window(
-        start, start + 10**9, ({}, samples), taken=count, totals=StreamTotals("ab" * 8, count, count, {})
+        start,
+        start + 10**9,
+        ({}, samples),
+        taken=count,
+        totals=StreamTotals("ab" * 8, count, count, {}),
     )
 
 
