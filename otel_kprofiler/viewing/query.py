@@ -15,7 +15,7 @@ from otel_kprofiler.formats import About, FrameRow, assemble, choose_bin_ms
 from otel_kprofiler.model import ProfileKind
 from otel_kprofiler.viewing.database import open_reader
 from otel_kprofiler.viewing.server import Query, QueryError
-from otel_kprofiler.viewing.store import CHOICES, read_bounds
+from otel_kprofiler.viewing.store import CHOICES, bounded, read_bounds
 
 _MOST_RESOURCES: Final = 100
 _NS_PER_MS: Final = 1_000_000
@@ -250,7 +250,7 @@ class _Content:
             factors[number] = (period_ns or 1) if len(self._periods[kind]) > 1 else 1
         threads = {number: at for at, number in enumerate(self._chosen)}
         nodes, places, counts = array("Q"), array("I"), array("q")
-        of_thread, cpus, of_kind = array("I"), array("i"), array("B")
+        of_thread, cpus, of_kind = array("I"), array("i"), array("I")
         sums: dict[tuple[int, int, int, int], int] = {}
 
         def flush(place: int) -> None:
@@ -260,7 +260,7 @@ class _Content:
                 cpus.append(cpu)
                 of_kind.append(kinds[kind])
                 places.append(place)
-                counts.append(int(count) * factors[kind])
+                counts.append(bounded(int(count) * factors[kind]))
             sums.clear()
 
         bin_ns, chosen = self._span.bin_ns, self._chosen

@@ -185,7 +185,7 @@ class SampleStore:
                     # All parts of a split window have the same loss counts.
                     self._database.execute(
                         "INSERT OR REPLACE INTO losses VALUES (?, ?, ?, ?)",
-                        (window.end_unix_ns, window.start_unix_ns, kind, _bounded(lost)),
+                        (window.end_unix_ns, window.start_unix_ns, kind, bounded(lost)),
                     )
         added = self._database.executemany(
             _ADD_SAMPLE, ((*key, value) for key, value in values.items())
@@ -203,13 +203,13 @@ class SampleStore:
                 "threads",
                 "resource, process, pid, name, tid",
                 owner, escape_controls(process), process_id(resource),
-                escape_controls(sample.thread_name), _bounded(sample.tid),
+                escape_controls(sample.thread_name), bounded(sample.tid),
             )  # fmt: skip
             node = paths.leaf(process, sample)
             cpu = max(0, min(sample.cpu, _MAX_CPU))
             values = sample.values or [1] * len(sample.timestamps_unix_ns)
             for moment, value in zip(sample.timestamps_unix_ns, values, strict=True):
-                yield moment, thread, node, cpu, kind, _bounded(value)
+                yield moment, thread, node, cpu, kind, bounded(value)
 
     def _kind(self, profile: Profile) -> int:
         kind = profile.kind
@@ -349,6 +349,6 @@ def read_bounds(database: sqlite3.Connection) -> tuple[int, int]:
     return (0, 0) if first is None else (first, last + 1)
 
 
-def _bounded(number: int) -> int:
+def bounded(number: int) -> int:
     """Clamps a number from a sender to the range that floating point and SQLite support."""
     return max(-_MAX_NUMBER, min(number, _MAX_NUMBER))

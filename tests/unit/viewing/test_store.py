@@ -201,6 +201,16 @@ def test_samples_of_one_kind_with_different_periods_are_weighted_by_period(store
     assert sum(data["samples"]["count"]) == 10**7 + 10**6
 
 
+def test_a_page_is_returned_for_any_number_of_kinds_and_for_huge_periods(store):
+    groups = [ResourceSamples(resource(7), [sample(READ, [NOW - SECOND], values=[1 << 60])])]
+    kinds = [ProfileKind(f"event_{at}", f"event_{at}", "count") for at in range(300)]
+    store.add(window(groups, kind=kind, period=0) for kind in kinds)
+    store.add(window(groups, period=period) for period in (1, 1 << 62))
+    data = answer(store, Query(), NOW)
+    assert [kind["name"] for kind in data["kinds"]] == [*(kind.name for kind in kinds), "on_cpu"]
+    assert set(data["samples"]["count"]) == {1 << 53}
+
+
 def test_expired_samples_are_removed_along_with_rows_that_only_they_reference(tmp_path):
     now = [NOW]
     with SampleStore(str(tmp_path / "x.db"), keep_s=3600, now_ns=lambda: now[0]) as store:
