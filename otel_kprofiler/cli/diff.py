@@ -15,7 +15,7 @@ from otel_kprofiler.cli.no_match import check_matches
 from otel_kprofiler.cli.output import Output, reveals_addresses
 from otel_kprofiler.cli.profiles import load_profiles
 from otel_kprofiler.cli.report import GROUPING, drop_idle, show, terminal_width
-from otel_kprofiler.cli.sources import Choice, describe_source, is_table, load_table
+from otel_kprofiler.cli.sources import Choice, describe_source, is_table, load_table, outside_error
 from otel_kprofiler.cli.types import ParsedType
 from otel_kprofiler.clickhouse import PAGE, Need, need_of
 from otel_kprofiler.formats import Interval, compared_columns, page
@@ -24,6 +24,7 @@ from otel_kprofiler.model import ProfileKind
 _FILTERS: Final = frozenset(Filter.__dataclass_fields__)
 _TOO_MUCH: Final = 1
 _Range = tuple[Moment, Moment]
+_UnixRange = tuple[int, int]
 
 
 def _parse_range(text: str) -> _Range:
@@ -109,11 +110,14 @@ def command(
         )
     way, chosen = Way(per), Filter(**filters)
     need = (PAGE if path else need_of(chosen, by) | Need(times=True)) | need_of(chosen)
-    first, time_first = _load(before, chosen, time_before, need, idle=idle)
+    first = second = _load(before, chosen, time_before, need, idle=idle)
     if after or is_table(before):
-        second, time_second = _load(after or before, chosen, time_after, need, idle=idle)
-    else:
-        second, time_second = first, time_after
+        second = _load(after or before, chosen, time_after, need, idle=idle)
+    # Samples from tables have already been selected by time.
+    time_first = None if is_table(before) else _resolve(first, time_before, "--time-before")
+    time_second = (
+        None if is_table(after or before) else _resolve(second, time_after, "--time-after")
+    )
     check_matches(chosen, first, second)
     compared = [
         (kind, parts, _compare(parts, by, way))
@@ -165,15 +169,29 @@ def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
     return compare(*parts, partial(group_samples, by=by), per_second=way is Way.TIME)
 
 
-def _load(
-    source: str, chosen: Filter, times: _Range | None, need: Need, *, idle: bool
-) -> tuple[Samples, _Range | None]:
-    """Loads a source, and returns ``times`` if the caller must still apply this range."""
+def _load(source: str, chosen: Filter, times: _Range | None, need: Need, *, idle: bool) -> Samples:
+    """Loads the samples from a source, within ``times`` if the source is a table."""
     if is_table(source):
-        samples, times = load_table(source, Choice(chosen, *(times or ())), need), None
+        samples = load_table(source, Choice(chosen, *(times or ())), need)
     else:
         samples = load_profiles([source])
-    return drop_idle(samples, idle=idle), times
+    return drop_idle(samples, idle=idle)
+
+
+def _resolve(samples: Samples, times: _Range | None, option: str) -> _UnixRange | None:
+    """Converts a range to Unix times in ns.
+
+    Raises ``KProfilerError``, which names ``option``, if the range is empty or outside the profile.
+    """
+    if not times or not samples.times:
+        return None
+    first, last = min(samples.times), max(samples.times)
+    start, end = (moment.unix_ns(first, last + 1) for moment in times)
+    windows = samples.tables.origins
+    begin = min(window.start_unix_ns for window in windows)
+    if not start < end or end <= begin or start >= max(window.end_unix_ns for window in windows):
+        raise outside_error(samples, option)
+    return start, end
 
 
 def _gain(kind: ProfileKind, change: Change, way: Way) -> float:
@@ -189,25 +207,23 @@ def _write_page(path: str, intervals: Sequence[Interval], title: str, *, force: 
         output.write_content(written, private=reveals_addresses(windows))
 
 
-def _interval(name: str, samples: Samples, chosen: Filter, times: _Range | None) -> Interval:
+def _interval(name: str, samples: Samples, chosen: Filter, times: _UnixRange | None) -> Interval:
     part = _cut(samples, samples.kinds, chosen, times)
     return Interval(name, part.samples.windows(), part.start_ns, part.end_ns)
 
 
-def _part(samples: Samples, kind: ProfileKind, chosen: Filter, times: _Range | None) -> Part:
+def _part(samples: Samples, kind: ProfileKind, chosen: Filter, times: _UnixRange | None) -> Part:
     return _cut(samples.of_kind(kind), [kind], chosen, times)
 
 
 def _cut(
-    samples: Samples, kinds: Sequence[ProfileKind], chosen: Filter, times: _Range | None
+    samples: Samples, kinds: Sequence[ProfileKind], chosen: Filter, times: _UnixRange | None
 ) -> Part:
     windows = [origin for origin in samples.tables.origins if origin.profile.kind in kinds]
     start = min(window.start_unix_ns for window in windows)
     end = max(window.end_unix_ns for window in windows)
     if times:
-        first, last = min(samples.times, default=start), max(samples.times, default=end - 1)
-        from_, to = (moment.unix_ns(first, last + 1) for moment in times)
-        start = max(start, from_)
-        end = max(start + 1, min(end, to))
+        start = max(start, times[0])
+        end = max(start + 1, min(end, times[1]))
         samples = samples.between(start, end)
     return Part(chosen.apply(samples), start, end)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from os.path import basename
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +17,7 @@ from otel_kprofiler.cli.moments import Moment
 from otel_kprofiler.cli.profiles import load_profiles
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.clickhouse import SCHEME, Need, ProfileStore, Range, Selection, parse_address
+from otel_kprofiler.errors import KProfilerError
 
 _DEFAULT_NS: Final = 3_600_000_000_000
 """Length of the default time range for a table, in nanoseconds."""
@@ -38,13 +40,17 @@ class Choice(NamedTuple):
 
     def apply(self, samples: Samples) -> Samples:
         """Returns the selected samples, with only the frames of the selected types."""
-        if self.start or self.end:
-            first, last = min(samples.times, default=0), max(samples.times, default=0)
-            samples = samples.between(
-                self.start.unix_ns(first, last + 1) if self.start else 0,
-                self.end.unix_ns(first, last + 1) if self.end else sys.maxsize,
-            )
-        return self.apply_sides(self.chosen.apply(samples))
+        return self.apply_sides(self.chosen.apply(self.cut(samples)))
+
+    def cut(self, samples: Samples) -> Samples:
+        """Returns the samples in the time range."""
+        if not self.start and not self.end:
+            return samples
+        first, last = min(samples.times, default=0), max(samples.times, default=0)
+        return samples.between(
+            self.start.unix_ns(first, last + 1) if self.start else 0,
+            self.end.unix_ns(first, last + 1) if self.end else sys.maxsize,
+        )
 
     def apply_sides(self, samples: Samples) -> Samples:
         """Returns the samples with only the frames of the selected types, such as ``kernel``."""
@@ -61,8 +67,21 @@ def describe_source(source: str) -> str:
     return parse_address(source, os.environ).label if is_table(source) else basename(source)
 
 
+def outside_error(samples: Samples, options: str) -> KProfilerError:
+    """Returns the error for a time range, given by ``options``, that has none of the samples."""
+    first, last = (
+        datetime.fromtimestamp(time_ns / 1e9, tz=UTC)
+        for time_ns in (min(samples.times), max(samples.times))
+    )
+    return KProfilerError(
+        f"no sample is in the time range of {options}",
+        hint=f"choose times from {first:%Y-%m-%dT%H:%M:%S} to {last:%Y-%m-%dT%H:%M:%S} (UTC), "
+        f"or from 0s to {(last - first).total_seconds():.1f}s after the first sample",
+    )
+
+
 class Loaded(NamedTuple):
-    """All samples read from the sources, and the selected samples among them."""
+    """All samples in the time range, and the selected samples among them."""
 
     all: Samples
     chosen: Samples
@@ -74,7 +93,9 @@ def load_choice(
     need: Need,
     weigh: Callable[[Samples], Samples] | None = None,
 ) -> Loaded:
-    """Loads the selected samples from files and tables. Raises ``KProfilerError`` on failure.
+    """Loads the selected samples from files and tables.
+
+    Raises ``KProfilerError`` on failure, or if the files have no samples in the time range.
 
     ``need`` specifies which sample data to read from tables. ``weigh`` changes the weights of all
     samples from files, before samples are selected.
@@ -85,9 +106,12 @@ def load_choice(
     if files:
         loaded = load_profiles(files)
         loaded = weigh(loaded) if weigh else loaded
-        parts.append(of_all_sides.apply(loaded))
+        timed = choice.cut(loaded)
+        if loaded.times and not timed.times:
+            raise outside_error(loaded, "--from and --to")
+        parts.append(choice.chosen.apply(timed))
         if len(sources) == len(files):
-            return Loaded(loaded, choice.apply_sides(parts[0]))
+            return Loaded(timed, choice.apply_sides(parts[0]))
     samples = parts[0]
     if len(parts) > 1:
         samples = load_samples(window for part in parts for window in part.windows())

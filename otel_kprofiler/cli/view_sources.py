@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from otel_kprofiler.agent import give_back_memory
 from otel_kprofiler.analysis import load_samples
+from otel_kprofiler.cli.no_match import check_matches
 from otel_kprofiler.cli.report import drop_idle
 from otel_kprofiler.cli.sampling_options import Sampling
 from otel_kprofiler.cli.sources import Choice, describe_source, load_choice
@@ -70,8 +71,9 @@ class Source:
 def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool) -> Source:
     """Opens files and tables as the page's source. Without ``idle``, idle waits are dropped."""
     choice = Choice.of(filters)
-    loaded = load_choice(sources, choice, PAGE | need_of(choice.chosen)).chosen
-    samples = drop_idle(loaded, idle=idle)
+    loaded, chosen = load_choice(sources, choice, PAGE | need_of(choice.chosen))
+    check_matches(choice.chosen, loaded)
+    samples = drop_idle(chosen, idle=idle)
     count = len(sources)
     title = describe_source(sources[0]) if count == 1 else f"{count} sources"
     shown = columns(samples.windows(), title=title)

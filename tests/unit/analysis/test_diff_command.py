@@ -8,9 +8,9 @@ from click.testing import CliRunner
 
 from otel_kprofiler.cli.diff import command
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.model import WindowSample
+from otel_kprofiler.model import OFF_CPU, ON_CPU, Window, WindowSample
 from tests.page import data
-from tests.windows import make_stack, make_window, write_otlp
+from tests.windows import make_profile, make_stack, make_window, write_otlp
 
 SECOND = 10**9
 START = 1_600_000_000 * SECOND
@@ -118,6 +118,31 @@ def test_two_intervals_in_one_profile_are_compared(tmp_path):
     (kind,) = json.loads(run(path, *times, "--by", "syscall", "--json").output)["kinds"]
     assert [kind[side]["samples"] for side in ("before", "after")] == [1000, 1000]
     assert kind["groups"][0]["changed"]
+
+
+@pytest.mark.parametrize("times", ["30s..40s", "3s..1s", "2s..2s", "10:00:00..11:00:00"])
+def test_a_time_range_outside_the_profile_is_an_error(tmp_path, times):
+    path = write(tmp_path / "c", [(10, 20)])
+    done = run(path, "--time-before", "0s..5s", "--time-after", times, "--fail-above", "0")
+    assert (done.exit_code, str(done.exception)) == (
+        1, "no sample is in the time range of --time-after"
+    )  # fmt: skip
+    assert "from 0s to 10.0s after the first sample" in done.exception.hint
+
+
+def test_offsets_are_relative_to_the_first_sample_of_any_kind(tmp_path):
+    """Waits begin 5 s after the on-CPU samples."""
+    profiles = []
+    for kind, start in ((ON_CPU, START), (OFF_CPU, START + 5 * SECOND)):
+        times = [start + at * SECOND for at in range(5)]
+        sample = WindowSample(make_stack("f"), 7, "dd", 0, None, times, [])
+        profiles.append(make_profile(({}, [sample]), kind=kind, period_ns=10 * (kind == ON_CPU)))
+    path = write_otlp(tmp_path / "c", Window(START, START + 10 * SECOND, profiles))
+    done = run(path, "--time-before", "0s..5s", "--time-after", "5s..10s", "--json", "--idle")
+    assert {
+        kind["kind"]: (kind["before"]["samples"], kind["after"]["samples"])
+        for kind in json.loads(done.output)["kinds"]
+    } == {"on_cpu": (5, 0), "off_cpu": (0, 5)}
 
 
 @pytest.mark.parametrize(("limit", "status"), [("39", 1), ("41", 0)])

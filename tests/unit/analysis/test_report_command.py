@@ -202,6 +202,15 @@ def test_time_ranges_are_relative_or_absolute(profile, options, samples):
     assert sum(own for own, _ in rows(*options, profile).values()) == samples * SECOND
 
 
+@pytest.mark.parametrize("times", [("--from", "1h"), ("--from", "2s", "--to", "1s")])
+def test_a_time_range_without_samples_is_an_error(profile, tmp_path, times):
+    for options in ([], ["-o", tmp_path / "a.html"]):
+        message, hint = fails(*times, *options, profile)
+        assert message == "no sample is in the time range of --from and --to"
+        assert "2020-09-13T12:26:40 to 2020-09-13T12:26:42 (UTC)" in hint
+    assert list(tmp_path.glob("*.html")) == []
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

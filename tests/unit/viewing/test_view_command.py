@@ -12,12 +12,16 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from dataclasses import asdict
 
 import pytest
 
 from otel_kprofiler.agent.memory import read_resident_bytes
+from otel_kprofiler.analysis import Filter
+from otel_kprofiler.cli.moments import Moment
 from otel_kprofiler.cli.view import has_browser
-from otel_kprofiler.cli.view_sources import describe_endpoint
+from otel_kprofiler.cli.view_sources import describe_endpoint, open_saved
+from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import PYTHON_SIDE, Frame, Line, Stack, WindowSample
 from tests import page
 from tests.further import further
@@ -256,6 +260,19 @@ def test_view_exits_on_signals_with_the_usual_status(profile, number, status):
         command.send_signal(getattr(signal, number))
         assert command.wait(20) == status
         assert command.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ({"processes": ("nobody",)}, "no sample matches --process nobody"),
+        ({"start": Moment(60.0)}, "no sample is in the time range of --from and --to"),
+    ],
+)
+def test_filters_that_match_no_sample_are_errors(profile, filters, message):
+    every = {**asdict(Filter()), "start": None, "end": None, "sides": (), **filters}
+    with pytest.raises(KProfilerError, match=message):
+        open_saved([profile], every, idle=False)
 
 
 def test_view_reports_the_same_errors_as_report(tmp_path):
