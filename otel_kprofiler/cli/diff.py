@@ -108,6 +108,8 @@ def command(
         raise click.UsageError(
             "pass two sources, or one source with two time ranges: --time-before, --time-after"
         )
+    if path and as_json:
+        raise click.UsageError("-o writes a page; to write JSON to a file, use --json > FILE")
     way, chosen = Way(per), Filter(**filters)
     need = (PAGE if path else need_of(chosen, by) | Need(times=True)) | need_of(chosen)
     first = second = _load(before, chosen, time_before, need, idle=idle)

@@ -39,6 +39,15 @@ def check_matches(chosen: Filter, *sources: Samples) -> None:
     )
 
 
+def check_function(option: str, function: str, samples: Samples) -> None:
+    """Raise ``KProfilerError`` if there are samples, but none of their stacks has the function."""
+    if samples.count and not Filter(functions=(function,)).apply(samples).count:
+        raise KProfilerError(
+            f"no sample matches {option} {escape_controls(function)}",
+            hint=_describe_values("functions", [function], [samples]),
+        )
+
+
 def _describe_values(name: str, wanted: Iterable[str], sources: Iterable[Samples]) -> str:
     counts = Counter[str]()
     for source in sources:

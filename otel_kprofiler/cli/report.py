@@ -23,7 +23,8 @@ from otel_kprofiler.analysis import (
     weigh_latency,
 )
 from otel_kprofiler.cli.moments import MOMENT, Moment
-from otel_kprofiler.cli.no_match import check_matches
+from otel_kprofiler.cli.named import named_parameters
+from otel_kprofiler.cli.no_match import check_function, check_matches
 from otel_kprofiler.cli.output import Output
 from otel_kprofiler.cli.report_text import (
     Report,
@@ -43,6 +44,8 @@ from otel_kprofiler.model import LOCK_CONTENTION
 _FORMATS: Final = [row.name for row in FORMATS]
 _LATENCY: Final = "latency"
 _OF_SPANS: Final = (PART, TRACE)
+_OF_TABLES: Final = frozenset({"by", "callers_of", "callees_of", "limit", "order", "as_json"})
+"""Parameters without an effect on files."""
 _OF_KERNEL_FRAMES: Final = ("syscall", "bpf")
 _GROUPINGS: Final = ", ".join([*GROUPINGS, *_OF_SPANS])
 
@@ -201,12 +204,17 @@ def command(
             )
         _report_spans(paths, by, Choice(chosen, start, end), limit, as_json=as_json)
         return
-    if sides and by in _OF_KERNEL_FRAMES and not (is_written or callers_of or callees_of):
+    if is_written:
+        _refuse_settings_of_tables()
+    if sides and by in _OF_KERNEL_FRAMES and not (callers_of or callees_of):
         raise click.UsageError(f"--by {by} groups by kernel frames of all samples; omit --side")
     of_stacks = bool(callers_of or callees_of or sides)
     need = ALL if is_written else need_of(chosen, by, of_stacks=of_stacks)
     loaded, samples = load_choice(paths, Choice(chosen, start, end, sides), need, weigh)
     check_matches(chosen, loaded)
+    for option, function in (("--callers", callers_of), ("--callees", callees_of)):
+        if function:
+            check_function(option, function, samples)
     if is_written:
         with Output(path or "-", form, force=force) as output:
             of_threads = replace(
@@ -230,6 +238,16 @@ def command(
     width = terminal_width()
     lines = [line for part in parts for line in report.lines(*part, limit, width)]
     show(lines or ["no samples match" if samples.tables.stacks else "no samples"])
+
+
+def _refuse_settings_of_tables() -> None:
+    """Reject options that would have no effect on a file."""
+    for parameter in named_parameters():
+        if parameter.name in _OF_TABLES:
+            raise click.UsageError(
+                f"{parameter.opts[0]} applies to printed tables, and -o and -f write the samples; "
+                "to write only the samples with a function, use --function"
+            )
 
 
 def _choose_weight(

@@ -202,6 +202,11 @@ def test_a_page_that_compares_two_intervals_contains_only_their_samples(files, t
     assert "5.0 s from 2020-09-13 12:26:40 UTC · 10.0 s from" in result["summary"]
 
 
+def test_a_page_cannot_be_combined_with_json(files, tmp_path):
+    done = run(*files, "--json", "-o", str(tmp_path / "a.json"))
+    assert (done.exit_code, "use --json > FILE" in done.output) == (2, True)
+
+
 def test_a_page_overwrites_a_file_only_with_force(files, tmp_path):
     path = tmp_path / "change.html"
     path.write_text("mine")

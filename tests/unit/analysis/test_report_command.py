@@ -171,6 +171,13 @@ def test_percentages_of_callers_and_callees_are_relative_to_the_function(profile
     ]
 
 
+def test_callers_of_an_unknown_function_are_an_error(profile):
+    message, hint = fails("--callers", "vfs_reed", profile)
+    assert message == "no sample matches --callers vfs_reed"
+    assert hint.startswith("existing values: vfs_read, ")
+    assert fails("--callees", "main\x1b", profile)[0] == "no sample matches --callees main\\x1b"
+
+
 def test_time_in_omitted_kernel_frames_counts_as_the_user_callers_self_time(profile):
     seconds = {name: own // SECOND for name, (own, _) in rows("--side", "user", profile).items()}
     assert seconds == {"read": 5, "compute": 1, "main": 0}
@@ -218,6 +225,9 @@ def test_a_time_range_without_samples_is_an_error(profile, tmp_path, times):
         ["--by", "colour"],
         ["--callers", "a", "--callees", "b"],
         ["--by", "syscall", "--side", "user"],
+        ["--callers", "vfs_read", "-o", "a.html"],
+        ["--by", "process", "-f", "folded"],
+        ["--json", "-o", "-", "-f", "folded"],
         [],
     ],
 )
