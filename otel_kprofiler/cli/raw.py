@@ -54,8 +54,12 @@ class RawOutput:
         self._threshold_ns = 0
         self._names = UserNameCollector()
         self._code = CodeNameCollector()
-        with self._convert_errors():
-            self._writer.capture(IteratedKallsyms(access))
+        try:
+            with self._convert_errors():
+                self._writer.capture(IteratedKallsyms(access))
+        except BaseException:
+            self._writer.abandon()
+            raise
 
     def add_records(self, data: bytes, complete_until_ns: int) -> None:
         """Append raw records from the sampler's ring buffer."""

@@ -97,10 +97,12 @@ class RecordingWriter:
 
     def capture(self, files: HostFiles) -> None:
         """Copy the files that kernel symbols are read from. Call this once, while sampling."""
+        release = ""
         for path in SYMBOL_FILES:
             self._copy(files, path)
         with suppress(OSError):
             release = files.read_bytes("/proc/sys/kernel/osrelease").decode("ascii", "replace")
+        if release:
             self._copy(files, f"/lib/modules/{release.strip()}/modules.builtin.ranges")
         for module in self._list(files, "/sys/module"):
             for name in _MODULE_FILES:
@@ -193,9 +195,11 @@ class RecordingWriter:
 
     def _copy(self, files: HostFiles, path: str) -> None:
         try:
-            self._zip.writestr("files" + path, files.read_bytes(path))
+            content = files.read_bytes(path)
         except OSError as error:
             self._note(path, error)
+        else:
+            self._zip.writestr("files" + path, content)
 
     def _list(self, files: HostFiles, path: str) -> list[str]:
         try:

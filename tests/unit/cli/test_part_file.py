@@ -1,13 +1,11 @@
 """The ``.part`` file of a recording, and the statement about its contents."""
 
-import resource
-from contextlib import contextmanager
-
 import pytest
 
 from otel_kprofiler.cli.output import Output
 from otel_kprofiler.model import StreamTotals, WindowSample
 from otel_kprofiler.otlp import read_profiles
+from tests.full_disk import full_disk
 from tests.windows import make_stack, make_window
 
 START = 1_600_000_000 * 10**9
@@ -27,17 +25,6 @@ def make_second(number, count=3):
         taken=count,
         totals=StreamTotals("ab" * 8, count, count, {}),
     )
-
-
-@contextmanager
-def full_disk(limit=0):
-    """Prevents this process from extending any file beyond ``limit`` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture

@@ -10,12 +10,14 @@ import zipfile
 import pytest
 
 from otel_kprofiler.bpf import parse_records
+from otel_kprofiler.cli.raw import RawOutput
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.errors import ExportError, KProfilerError
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import STACK_TRUNCATED, LossCause, ProcessKey, WaitTotals
 from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
 from otel_kprofiler.sampling import SamplerCounts
+from tests.full_disk import full_disk
 from tests.records import in_ring, pack_record
 
 COUNTS = {"on_cpu": SamplerCounts(4, {LossCause.RING_FULL: 1}, 3, {"idle": 9}, 5)}
@@ -79,6 +81,24 @@ def with_header(recorded, **values):
                 content = json.dumps({**json.loads(content), **values})
             new.writestr(name, content)
     return changed
+
+
+def test_a_full_disk_while_host_files_are_copied_is_an_error(tree, tmp_path):
+    """Only files of the host that cannot be read are noted; the recording must be written."""
+    (tmp_path / "host/proc/kallsyms").write_bytes(os.urandom(1 << 18))
+    writer = RecordingWriter(str(tmp_path / "full"))
+    with full_disk(1 << 16), pytest.raises(OSError, match="File too large"):
+        writer.capture(tree)
+    writer.abandon()
+    assert not (tmp_path / "full").exists()
+
+
+def test_a_raw_file_that_cannot_be_written_is_discarded_before_sampling(tree, tmp_path):
+    (tmp_path / "host/proc/kallsyms").write_bytes(os.urandom(1 << 18))
+    descriptors = os.listdir("/proc/self/fd")
+    with full_disk(1 << 16), pytest.raises(ExportError, match="File too large"):
+        RawOutput(str(tmp_path / "full"), tree, force=False)
+    assert len(os.listdir("/proc/self/fd")) == len(descriptors)
 
 
 def test_a_replay_returns_the_samples_in_each_recorded_drain_with_their_watermark(recording):
