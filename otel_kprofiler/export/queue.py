@@ -38,7 +38,6 @@ _FINAL_REQUEST_SHARE: Final = 0.2
 
 _log = logging.getLogger(__name__)
 
-
 OnLost = Callable[[Batch, LossCause], None]
 
 
@@ -112,7 +111,7 @@ class ExportQueue:
     def put(self, batch: Batch, rest: SampleCounts | None = None) -> bool:
         """Add a batch. Return False if the batch was counted as lost because of shutdown.
 
-        Waits for the disk if there is a spool, but never for the exporter. Only one thread may call
+        Waits for the spool, if there is one, but never for the exporter. Only one thread may call
         this method. ``rest`` counts the samples in later batches for the same window, by kind.
         """
         with self._changed:
@@ -225,7 +224,9 @@ class ExportQueue:
     def _adopt_carried(self) -> None:
         """Queue the batches that earlier runs left in the spool."""
         spool = self._spool
-        if spool is None or not (spool.waiting or spool.earlier or spool.unknown_since_unix_ns):
+        if spool is None or spool.is_hung:
+            return
+        if not (spool.waiting or spool.earlier or spool.unknown_since_unix_ns):
             return
         for stored in spool.waiting:
             self._last += 1
@@ -376,8 +377,7 @@ class ExportQueue:
                 continue
             parts = export_all(exporter, loaded, self._on_export)
             with self._changed:
-                # Shutdown may have counted this batch as lost.
-                if self._in_flight is not held:
+                if self._in_flight is not held:  # shutdown has counted this batch as lost
                     continue
                 self._in_flight = None
                 done = self._conclude(held, parts, replaced=exporter is not self.exporter)

@@ -24,13 +24,13 @@ import fcntl
 import itertools
 import logging
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from otel_kprofiler.errors import ExportError, describe_error
+from otel_kprofiler.errors import describe_error
+from otel_kprofiler.export.disk_thread import DiskThread
 from otel_kprofiler.export.recovery import (
     MAX_SEGMENT_BYTES,
     Recovery,
@@ -51,6 +51,7 @@ from otel_kprofiler.export.segments import (
     parse_record,
     unpack_batch,
 )
+from otel_kprofiler.export.storage_log import explain_refusal
 from otel_kprofiler.host import PrivateDirectory
 from otel_kprofiler.model import Batch, LossCause, Losses, SampleCounts
 
@@ -60,7 +61,7 @@ DEFAULT_MAX_AGE_S: Final = 24 * 3600.0
 _SEGMENTS: Final = 8
 """Minimum number of segments that the size limit allows. The oldest segment is dropped whole."""
 
-_TRANSIENT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+_TRANSIENT: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ETIMEDOUT}
 """Disk errors that may disappear without a configuration change, such as a full disk."""
 _LOCK: Final = "lock"
 
@@ -70,8 +71,12 @@ _log = logging.getLogger(__name__)
 class Spool:
     """The spool of one exporter, open in one process at a time. Thread-safe.
 
-    If the disk is full or read-only at startup, every call to :meth:`append` tries to open the
-    spool. Batches from earlier runs appear in ``waiting`` once the spool is open.
+    If the disk is full, read-only or hung at startup, every call to :meth:`append` tries to open
+    the spool. Batches from earlier runs appear in ``waiting`` once the spool is open.
+
+    The disk is accessed in a separate thread, so that a hung disk delays a call by at most
+    :data:`~.disk_thread.PATIENCE_S`. The call then raises ``TimeoutError``. A batch whose append
+    timed out is removed again once the disk responds.
 
     Args:
         directory: the spool's directory; created with mode 0700 if missing.
@@ -108,7 +113,7 @@ class Spool:
         self._max_age_s = max_age_s
         self._fsync = fsync
         self._now = now
-        self._lock = threading.RLock()
+        self._disk = DiskThread()
         self._totals = Totals()
         self._sizes: dict[int, int] = {}
         self._directory: PrivateDirectory | None = None
@@ -122,15 +127,20 @@ class Spool:
         self.earlier_lost: dict[str, dict[LossCause, int]] = {}
         self.unknown_since_unix_ns = 0
         try:
-            self._open()
-            self._begin_segment()
+            self._disk.call(self._start)
         except OSError as error:
             if error.errno not in _TRANSIENT:
                 self._release()
-                raise _refusal(directory, error) from error
+                self._disk.close()
+                raise explain_refusal(directory, error) from error
             _log.warning("the spool %s cannot store data yet: %s", directory, error.strerror)
             with contextlib.suppress(OSError):  # the cause was just logged
-                self._drop_settled()
+                self._disk.call(self._drop_settled)
+
+    @property
+    def is_hung(self) -> bool:
+        """Returns whether the disk does not respond. Attributes may then change at any time."""
+        return self._disk.is_hung
 
     def append(
         self, batch: Batch, rest: SampleCounts | None = None, *, is_part: bool = False
@@ -143,10 +153,11 @@ class Spool:
         Raises:
             OSError: the batch could not be written; the spool is unchanged.
         """
-        with self._lock:
+        samples = batch.sample_counts
+
+        def write() -> Stored:
             self._make_ready()
             number = self._last + 1
-            samples = batch.sample_counts
             earlier = self._totals.appended - samples if is_part else self._totals.appended
             body = pack_batch(
                 StoredBatch(number, earlier, time.time_ns(), batch, rest or SampleCounts())
@@ -155,31 +166,37 @@ class Spool:
             if self._fd < 0 or (full and self._last >= self._segment):
                 self._begin_segment()
             offset = self._write(Kind.BATCH, body)
+            try:
+                self._disk.confirm()
+            except TimeoutError:
+                self._cut(offset)
+                raise
             self._last = number
             self._totals.appended = earlier + samples
             self._totals.end_unix_ns = max(self._totals.end_unix_ns, batch.end_unix_ns)
-            size = HEADER_BYTES + len(body)
-            since = self._now()
-            return Stored(number, samples, size, since, self._segment, offset)
+            size, now = HEADER_BYTES + len(body), self._now()
+            return Stored(number, samples, size, now, self._segment, offset)
+
+        return self._disk.call(write)
 
     def read(self, stored: Stored) -> Batch:
         """Read a batch.
 
         Raises ``OSError`` on failure, and ``ValueError`` if the data is corrupt.
         """
-        with self._lock:
-            if stored.segment == self._segment and self._fd >= 0:
-                data = os.pread(self._fd, stored.size, stored.offset)
-            else:
-                fd = self._opened.open(name_segment(stored.segment), os.O_RDONLY)
-                try:
-                    data = os.pread(fd, stored.size, stored.offset)
-                finally:
-                    os.close(fd)
-        record = parse_record(data)
+        record = parse_record(self._disk.call(lambda: self._read(stored)))
         if record is None or record.kind != Kind.BATCH:
             raise ValueError(f"spool {self._path}: {name_segment(stored.segment)} is corrupt")
         return unpack_batch(record.body).batch
+
+    def _read(self, stored: Stored) -> bytes:
+        if stored.segment == self._segment and self._fd >= 0:
+            return os.pread(self._fd, stored.size, stored.offset)
+        fd = self._opened.open(name_segment(stored.segment), os.O_RDONLY)
+        try:
+            return os.pread(fd, stored.size, stored.offset)
+        finally:
+            os.close(fd)
 
     def settle(
         self, number: int, samples: SampleCounts, lost: Mapping[str, Losses] | None = None
@@ -194,27 +211,29 @@ class Spool:
         Raises:
             OSError: the record cannot be written, so the batch would be sent again after a crash.
         """
-        with self._lock:
-            self._check_open()
-            self._totals.settled = max(self._totals.settled, number)
-            self._totals.done += samples
-            for kind, losses in (lost or {}).items():
-                self._totals.lost += name_losses(kind, losses)
-            try:
-                self._make_ready()
-                if self._fd < 0:
-                    self._begin_segment()
-                else:
-                    self._write(Kind.MARK, self._totals.pack())
-            except OSError:
-                if self._totals.settled < self._last:
-                    raise
-                # No batch is waiting, so all segments can be deleted to free disk space.
-                self._end_segment()
-                self._drop_settled()
+        self._disk.call(lambda: self._settle(number, samples, lost or {}), is_kept=True)
+
+    def _settle(self, number: int, samples: SampleCounts, lost: Mapping[str, Losses]) -> None:
+        self._check_open()
+        self._totals.settled = max(self._totals.settled, number)
+        self._totals.done += samples
+        for kind, losses in lost.items():
+            self._totals.lost += name_losses(kind, losses)
+        try:
+            self._make_ready()
+            if self._fd < 0:
                 self._begin_segment()
-            finally:
-                self._drop_settled()
+            else:
+                self._write(Kind.MARK, self._totals.pack())
+        except OSError:
+            if self._totals.settled < self._last:
+                raise
+            # No batch is waiting, so all segments can be deleted to free disk space.
+            self._end_segment()
+            self._drop_settled()
+            self._begin_segment()
+        finally:
+            self._drop_settled()
 
     def holds(self, stored: Stored) -> bool:
         """Returns whether a batch is still in the spool."""
@@ -235,19 +254,29 @@ class Spool:
 
     def close(self) -> None:
         """Mark the log as complete and release the lock; idempotent."""
-        with self._lock:
-            if self._closed:
-                return
-            try:
-                if self._fd >= 0:
-                    self._make_ready()
-                    self._write(Kind.CLOSE, self._totals.pack())
-            except OSError as error:
-                _log.warning(
-                    "the spool %s cannot be closed cleanly: %s", self._path, describe_error(error)
-                )
-            self._release()
-            self._closed = True
+        if self._disk.is_closed:
+            return
+        try:
+            self._disk.call(self._close, is_kept=True)
+        except TimeoutError as error:
+            self._warn_unclean(error)
+        self._disk.close()
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        try:
+            if self._fd >= 0:
+                self._make_ready()
+                self._write(Kind.CLOSE, self._totals.pack())
+        except OSError as error:
+            self._warn_unclean(error)
+        self._release()
+        self._closed = True
+
+    def _warn_unclean(self, error: OSError) -> None:
+        reason = describe_error(error)
+        _log.warning("the spool %s cannot be closed cleanly: %s", self._path, reason)
 
     @property
     def _opened(self) -> PrivateDirectory:
@@ -258,6 +287,10 @@ class Spool:
     def _check_open(self) -> None:
         if self._closed:
             raise OSError(errno.EBADF, "the spool is closed")
+
+    def _start(self) -> None:
+        self._open()
+        self._begin_segment()
 
     def _open(self) -> None:
         directory = PrivateDirectory(self._path)
@@ -342,8 +375,7 @@ class Spool:
 
     def _begin_segment(self) -> None:
         self._end_segment()
-        # Segment numbers may be skipped but not reused, because the mark record in an old segment
-        # may still be needed.
+        # Segment numbers are not reused, because the mark record in an old segment may be needed.
         segment = max(self._last, *self._sizes, 0) + 1
         if segment >= MAX_NUMBER:
             name = name_segment(segment - 1)
@@ -382,13 +414,17 @@ class Spool:
             if self._fsync:
                 os.fdatasync(self._fd)
         except OSError:
-            try:
-                os.ftruncate(self._fd, offset)
-            except OSError:
-                self._end_segment()  # a record appended to a partial record would be unreadable
+            self._cut(offset)
             raise
         self._sizes[self._segment] = offset + len(data)
         return offset
+
+    def _cut(self, offset: int) -> None:
+        try:
+            os.ftruncate(self._fd, offset)
+            self._sizes[self._segment] = offset
+        except OSError:
+            self._end_segment()  # a record appended to a partial record would be unreadable
 
     def _drop_settled(self) -> None:
         """Delete segments without waiting batches, except the segment being written."""
@@ -411,28 +447,3 @@ def _lock(directory: PrivateDirectory) -> int:
         os.close(fd)
         raise OSError(errno.EBUSY, "another process has opened the spool") from None
     return fd
-
-
-def _refusal(directory: str, error: OSError) -> ExportError:
-    if error.errno == errno.EBUSY:
-        return ExportError(
-            f"the spool {directory} is in use",
-            hint="give each agent its own storage; if a reload changed storage or its limits,"
-            " restart the agent",
-        )
-    if error.errno == errno.EPERM:
-        return ExportError(
-            f"the spool {directory} is not safe: {error.strerror}",
-            hint="make this user its only owner (chown, chmod 700), or choose another directory for"
-            " sending_queue.storage",
-        )
-    if error.errno == errno.EOVERFLOW:
-        return ExportError(
-            f"the spool {directory} cannot be used: {error.strerror}",
-            hint="move that file out of the directory, and start again",
-        )
-    return ExportError(
-        f"the spool {directory} cannot be used: {error.strerror}",
-        hint="use a directory that this user can write to, on a disk with free space, or remove"
-        " sending_queue.storage",
-    )

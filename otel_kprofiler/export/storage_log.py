@@ -1,11 +1,11 @@
-"""Logs the errors of a spool's file system, once each."""
+"""Logs the errors of a spool's file system, once each, and explains why a spool is unusable."""
 
 import errno
 import logging
 from collections.abc import Callable
 from typing import Final
 
-from otel_kprofiler.errors import describe_error
+from otel_kprofiler.errors import ExportError, describe_error
 
 _DAMAGED: Final = frozenset({errno.ENOENT, errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 """Errors for lost or damaged files. Others, such as EMFILE, may pass."""
@@ -48,3 +48,29 @@ class StorageLog:
         if self._read_error != last:
             _log.warning("%s: %s; trying again (logged once)", self._name(), self._read_error)
         return True
+
+
+def explain_refusal(directory: str, error: OSError) -> ExportError:
+    """Returns the error to raise if a spool cannot be opened, with the fix."""
+    if error.errno == errno.EBUSY:
+        return ExportError(
+            f"the spool {directory} is in use",
+            hint="give each agent its own storage; if a reload changed storage or its limits,"
+            " restart the agent",
+        )
+    if error.errno == errno.EPERM:
+        return ExportError(
+            f"the spool {directory} is not safe: {error.strerror}",
+            hint="make this user its only owner (chown, chmod 700), or choose another directory for"
+            " sending_queue.storage",
+        )
+    if error.errno == errno.EOVERFLOW:
+        return ExportError(
+            f"the spool {directory} cannot be used: {error.strerror}",
+            hint="move that file out of the directory, and start again",
+        )
+    return ExportError(
+        f"the spool {directory} cannot be used: {error.strerror}",
+        hint="use a directory that this user can write to, on a disk with free space, or remove"
+        " sending_queue.storage",
+    )

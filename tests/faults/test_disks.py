@@ -96,8 +96,7 @@ def test_batches_wait_in_memory_once_the_disk_becomes_read_only(disk, caplog):
     receiver = Receiver()
     queue = ExportQueue(receiver, spool=Spool(str(disk / "spool")))
     queue.put(numbered(1))
-    with queue._spool._lock:
-        queue._spool._end_segment()  # a file open for writing prevents the read-only remount
+    queue._spool._end_segment()  # a file open for writing prevents the read-only remount
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     queue.put(numbered(2))
     assert "Read-only file system" in caplog.text
