@@ -57,7 +57,8 @@ class Reporter:
 
     At most ``capacity`` windows, with :data:`MAX_WAITING_SAMPLES` samples in total, wait to be
     encoded. Beyond these limits, the oldest window is dropped, and its samples are counted as lost.
-    Without ``background``, windows are encoded in the calling thread.
+    Without ``background``, windows are encoded in the calling thread. ``expected`` contains the
+    names of exporters that are not open yet. Their samples are counted as not offered.
     """
 
     def __init__(
@@ -67,11 +68,13 @@ class Reporter:
         encoder: Encoder = encode,
         capacity: int = 16,
         background: bool = True,
+        expected: Sequence[str] = (),
     ) -> None:
         self._queues = tuple(queues)
         self._leaving: list[ExportQueue] = []
         self._past: dict[str, list[QueueCounts]] = {}
-        self._not_offered = {queue.exporter.name: SampleCounts() for queue in queues}
+        names = [*expected, *(queue.exporter.name for queue in queues)]
+        self._not_offered = {name: SampleCounts() for name in names}
         self._handed_over = SampleCounts()
         self._latest: Window | None = None  # totals of the last window, for the final request
         # The totals last reported to each queue, by kind.

@@ -5,6 +5,7 @@ import atexit
 import logging
 import os
 import time
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from opentelemetry.sdk.resources import Resource
@@ -12,6 +13,7 @@ from opentelemetry.sdk.resources import Resource
 from otel_kprofiler import forks
 from otel_kprofiler.bpf import without_signals
 from otel_kprofiler.delivery import Reporter
+from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import ExportQueue, Ledgers, ProfileExporter
 from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from otel_kprofiler.model import Encoding, ExporterAccount, LossCause, SampleCounts, Window
@@ -59,7 +61,8 @@ class BatchProfileProcessor(ProfileProcessor):
 
     Args:
         exporter: an exporter, or a factory that each forked child calls to open its own exporter.
-            Without a factory, forked children export nothing.
+            Without a factory, forked children export nothing. Samples that a child takes before it
+            has opened an exporter are counted as not offered.
         max_queue_size: the maximum number of queued batches. If the queue is full, the oldest batch
             is dropped, and its samples are counted as lost.
     """
@@ -70,27 +73,29 @@ class BatchProfileProcessor(ProfileProcessor):
         self._make = None if isinstance(exporter, ProfileExporter) else exporter
         self._max_queue_size = max_queue_size
         opened = exporter if isinstance(exporter, ProfileExporter) else exporter()
-        self._reporter: Reporter | None = self._open(opened)
+        self._name = opened.name
+        self._is_open, self._problem = True, ""
+        self._reporter = _open_reporter([self._open(opened)])
 
     def on_window(self, window: Window) -> None:
         """Encode the window and queue it for export."""
-        if self._reporter is None and self._make is not None:
-            self._reporter = self._open(self._make())
-        if self._reporter is not None:
+        try:
+            if not self._is_open and self._make is not None:
+                self._open_in_child(self._make)
+        finally:
             self._reporter(window)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Wait until all windows received so far are exported or lost. Return False on timeout."""
-        return self._reporter is None or self._reporter.force_flush(timeout_millis)
+        return self._reporter.force_flush(timeout_millis)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
         """Export pending samples within the timeout; idempotent."""
-        if self._reporter is not None:
-            self._reporter.shutdown(timeout_millis)
+        self._reporter.shutdown(timeout_millis)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
         """Returns the outcomes of the samples passed to the exporter."""
-        return self._reporter.accounts() if self._reporter else ()
+        return self._reporter.accounts()
 
     def after_fork_in_child(self) -> None:
         """Leave pending batches to the parent.
@@ -98,12 +103,24 @@ class BatchProfileProcessor(ProfileProcessor):
         The child opens a new exporter for its first window.
         """
         _abandoned.append(self._reporter)
-        self._reporter = None
+        self._is_open = False
+        self._reporter = _open_reporter([], expected=[self._name])
 
-    def _open(self, exporter: ProfileExporter) -> Reporter:
+    def _open_in_child(self, make: ExporterFactory) -> None:
+        try:
+            exporter = make()
+        except ExportError as error:
+            problem = error.with_fix()
+            if problem != self._problem:
+                _log.error("a forked child exports no samples: %s (logged once)", problem)
+            self._problem = problem
+            return
+        self._is_open = True
+        self._reporter.replace([self._open(exporter)])
+
+    def _open(self, exporter: ProfileExporter) -> ExportQueue:
         with without_signals():
-            queue = ExportQueue(exporter, size=self._max_queue_size)
-        return Reporter([queue], encoder=_encode_gently, background=False)
+            return ExportQueue(exporter, size=self._max_queue_size)
 
 
 class SimpleProfileProcessor(ProfileProcessor):
@@ -155,6 +172,10 @@ class SimpleProfileProcessor(ProfileProcessor):
     def after_fork_in_child(self) -> None:
         """Reset the sample counts in a forked child."""
         self._begin()
+
+
+def _open_reporter(queues: Sequence[ExportQueue], expected: Sequence[str] = ()) -> Reporter:
+    return Reporter(queues, encoder=_encode_gently, background=False, expected=expected)
 
 
 def _encode_gently(window: Window, encoding: Encoding) -> Encoded:

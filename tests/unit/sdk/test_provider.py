@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from opentelemetry.sdk.resources import Resource as SdkResource
 
-from otel_kprofiler.errors import ConfigError
+from otel_kprofiler.errors import ConfigError, ExportError
 from otel_kprofiler.export import ClientSettings, ExportResult, ProfileExporter, RetryPolicy, Tls
 from otel_kprofiler.model import KERNEL_SIDE, Form, Frame, LossCause, SpanLink, Stack, WindowSample
 from otel_kprofiler.sdk import (
@@ -121,8 +121,34 @@ def test_a_forked_child_opens_its_own_exporter():
     assert [len(one.get_finished_batches()) for one in made] == [0, 1]
     silent = BatchProfileProcessor(InMemoryProfileExporter())
     silent.after_fork_in_child()
-    silent.on_window(window())
-    assert silent.accounts() == ()
+    silent.on_window(window(3))
+    (account,) = silent.accounts()
+    assert (account.exported, account.not_offered) == (0, 3)
+
+
+@pytest.mark.parametrize("error", [ExportError("no file", hint="chmod o+r ca.pem"), OSError()])
+def test_samples_that_a_forked_child_cannot_export_are_counted(error, caplog):
+    made, errors = [], iter([None, error, error])
+
+    def factory():
+        if problem := next(errors, None):
+            raise problem
+        made.append(InMemoryProfileExporter())
+        return made[-1]
+
+    profiles = ProfilerProvider(shutdown_on_exit=False)
+    profiles.add_profile_processor(BatchProfileProcessor(factory))
+    profiles.after_fork_in_child()
+    for exported in (0, 0, 3):
+        profiles.on_window(window(3))
+        assert profiles.force_flush(60_000)
+        (account,) = profiles.accounts()
+        assert account.exported == exported
+        assert {"on_cpu": account.exported + account.not_offered} == profiles.handed_over
+    assert caplog.text.count("a forked child exports no samples") == isinstance(error, ExportError)
+    (arrived,) = made[-1].get_finished_windows()
+    assert arrived.sample_count == 3
+    profiles.shutdown(0)
 
 
 def test_the_console_exporter_prints_otlp_json():
