@@ -8,23 +8,20 @@ without a counterpart in the conventions are named ``kprofiler.*``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import platform
 import threading
+import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import (
-    MetricExporter,
-    MetricExportResult,
-    MetricsData,
-    PeriodicExportingMetricReader,
-)
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricsData
 from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler.agent.memory import read_resident_bytes
@@ -57,31 +54,20 @@ _log = logging.getLogger(__name__)
 
 
 class SelfMetrics:
-    """Sends the agent's metrics to OTLP receivers every ``interval_s`` seconds.
+    """Sends the agent's metrics to OTLP receivers.
 
-    ``attributes`` are added to the Resource attributes that identify the agent.
+    All receivers get the same cumulative values, which start when this object is created and
+    continue after :meth:`configure`. :meth:`record_export` is thread-safe; other methods are not.
     """
 
-    def __init__(
-        self,
-        receivers: Mapping[str, ClientSettings],
-        attributes: Mapping[str, Any],
-        *,
-        interval_s: float,
-        readings: Readings,
-    ) -> None:
+    def __init__(self, readings: Readings) -> None:
         self._readings = readings
+        self._instance_id = str(uuid.uuid4())
+        self._senders: list[_Sender] = []
         with _no_environment():
-            readers = [
-                PeriodicExportingMetricReader(
-                    _Exporter(name, _open_client(name, settings)),
-                    export_interval_millis=interval_s * 1000,
-                    export_timeout_millis=settings.timeout_s * 1000,
-                )
-                for name, settings in receivers.items()
-            ]
-            self._provider = MeterProvider(readers, _resource(attributes), shutdown_on_exit=False)
-        meter = self._provider.get_meter("otel_kprofiler", __version__)
+            self._reader = InMemoryMetricReader()
+            provider = MeterProvider([self._reader], Resource({}), shutdown_on_exit=False)
+        meter = provider.get_meter("otel_kprofiler", __version__)
         self._durations = meter.create_histogram(
             "otel.sdk.exporter.operation.duration",
             "s",
@@ -120,13 +106,43 @@ class SelfMetrics:
         error = {"error.type": result.error_type} if result.error_type else {}
         self._durations.record(seconds, {**_exporter(name), **error})
 
+    def configure(
+        self,
+        receivers: Mapping[str, ClientSettings],
+        attributes: Mapping[str, Any],
+        *,
+        interval_s: float,
+    ) -> None:
+        """Send metrics to these receivers only, every ``interval_s`` seconds.
+
+        ``attributes`` are added to the Resource attributes that identify the agent. Other receivers
+        are sent the final values in the background. Raises ``ExportError``, and changes nothing, if
+        a TLS file is unusable.
+        """
+        clients = {name: _open_client(name, settings) for name, settings in receivers.items()}
+        for sender in self._senders:
+            sender.end()
+        resource = _resource(self._instance_id, attributes)
+        collect = functools.partial(self._collect, resource)
+        self._senders = [
+            _Sender(name, client, collect, interval_s, receivers[name].timeout_s)
+            for name, client in clients.items()
+        ]
+
     def close(self, timeout_s: float = 2.0) -> None:
         """Send the final values, giving up after ``timeout_s``."""
-        closer = threading.Thread(
-            target=self._provider.shutdown, name="kprofiler-metrics-close", daemon=True
+        deadline = time.monotonic() + timeout_s
+        for sender in self._senders:
+            sender.end()
+        for sender in self._senders:
+            sender.join(max(0.0, deadline - time.monotonic()))
+
+    def _collect(self, resource: Resource) -> bytes:
+        data = self._reader.get_metrics_data()
+        groups = data.resource_metrics if data else ()
+        return encode_metrics(
+            MetricsData([dataclasses.replace(group, resource=resource) for group in groups])
         )
-        closer.start()
-        closer.join(timeout_s)
 
     def _queued(self, _: CallbackOptions) -> Iterator[Observation]:
         for account, kind in self._exporters():
@@ -209,12 +225,12 @@ def _memory(_: CallbackOptions) -> Iterator[Observation]:
     yield Observation(read_resident_bytes())
 
 
-def _resource(attributes: Mapping[str, Any]) -> Resource:
+def _resource(instance_id: str, attributes: Mapping[str, Any]) -> Resource:
     return Resource(
         {
             "service.name": "otel-kprofiler",
             "service.version": __version__,
-            "service.instance.id": str(uuid.uuid4()),
+            "service.instance.id": instance_id,
             "host.name": platform.node(),
             "process.pid": os.getpid(),
             **attributes,
@@ -236,24 +252,53 @@ def _open_client(name: str, settings: ClientSettings) -> OtlpSender:
     )
 
 
-class _Exporter(MetricExporter):
-    """Sends metrics without retries, because later values replace lost values."""
+class _Sender:
+    """Sends metrics to one receiver, without retries, because later values replace lost values."""
 
-    def __init__(self, name: str, client: OtlpSender) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        name: str,
+        client: OtlpSender,
+        collect: Callable[[], bytes],
+        interval_s: float,
+        timeout_s: float,
+    ) -> None:
         self._name = name
         self._client = client
+        self._collect = collect
+        self._interval_s, self._timeout_s = interval_s, timeout_s
+        self._ends = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name=f"kprofiler-metrics {name}", daemon=True
+        )
         # warnings already logged, by whether the receiver lacks a metrics pipeline
         self._warned: set[bool] = set()
+        self._thread.start()
 
-    def export(
-        self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any
-    ) -> MetricExportResult:
-        request = encode_metrics(metrics_data)
-        answer = self._client.send_once(request, timeout_millis / 1000)
+    def end(self) -> None:
+        """Send the final values in the background, then close the client."""
+        self._ends.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the final values have been sent, or until the timeout."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._ends.wait(self._interval_s):
+            self._send()
+        self._send()
+        self._client.shutdown(0)
+
+    def _send(self) -> None:
+        try:
+            request = self._collect()
+        except Exception:  # noqa: BLE001 - logged; the next values may be readable
+            _log.exception("%s: the agent's own metrics cannot be collected", self._name)
+            return
+        answer = self._client.send_once(request, self._timeout_s)
         if answer.verdict is Verdict.ACCEPTED:
             self._warned.clear()
-            return MetricExportResult.SUCCESS
+            return
         no_pipeline = answer.is_unimplemented
         if no_pipeline not in self._warned:
             self._warned.add(no_pipeline)
@@ -263,13 +308,6 @@ class _Exporter(MetricExporter):
                 "%s: the agent's own metrics are not delivered: %s (%s)%s (logged once)",
                 self._name, text, answer.status, advice, extra={"subject": f"{self._name}{advice}"},
             )  # fmt: skip
-        return MetricExportResult.FAILURE
-
-    def force_flush(self, timeout_millis: float = 10_000) -> bool:
-        return self._client.force_flush(timeout_millis)
-
-    def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:
-        self._client.shutdown(timeout_millis)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from otel_kprofiler.export import ExportResult, OtlpSettings
 from otel_kprofiler.model import Account
 
 CLOSE_TIMEOUT_S: Final = 2.0
-"""Maximum time, in seconds, that the last export may delay a reload or shutdown."""
+"""Maximum time, in seconds, that the last export may delay a shutdown."""
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.agent_settings import AgentConfig
@@ -56,22 +56,17 @@ class Telemetry:
         receivers = {
             name: settings.client
             for name, settings in config.exporters.items()
-            if isinstance(settings, OtlpSettings)
+            if config.sends_metrics and isinstance(settings, OtlpSettings)
         }
-        wanted = config.sends_metrics and bool(receivers)
-        interval_s = config.metrics_interval_s
-        settings = (receivers, interval_s, config.resource) if wanted else None
-        if settings == self._settings:
+        settings = receivers, config.metrics_interval_s, config.resource
+        if settings == self._settings or not (receivers or self._metrics):
             return
-        metrics = None
-        if wanted:
+        if self._metrics is None:
             from otel_kprofiler.agent.metrics import SelfMetrics  # noqa: PLC0415 - 2 MB
 
-            metrics = SelfMetrics(
-                receivers, config.resource, interval_s=interval_s, readings=self._readings
-            )
-        self.close()
-        self._metrics, self._settings = metrics, settings
+            self._metrics = SelfMetrics(self._readings)
+        self._metrics.configure(receivers, config.resource, interval_s=config.metrics_interval_s)
+        self._settings = settings
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Send the final metrics and stop, giving up after ``timeout_s``."""

@@ -8,7 +8,7 @@ from tests.packages import PAGE
 from tests.sources import PACKAGE, syntax_trees
 
 NAMES = {"name", "thread_name_prefix"}
-FOREIGN_THREADS = {"MainThread", "OtelPeriodicExportingMetricReader", "Thread-N"}
+FOREIGN_THREADS = {"MainThread", "Thread-N"}
 BOOT_AND_UNIX = {"time", "time_ns", "clock_gettime", "clock_gettime_ns"}
 
 
