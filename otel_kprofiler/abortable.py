@@ -37,7 +37,10 @@ class PlainSession(requests.Session):
 
 
 class AbortableAdapter(HTTPAdapter):
-    """Tracks its sockets so that another thread can abort an exchange. Thread-safe."""
+    """Tracks its sockets so that another thread can abort an exchange. Thread-safe.
+
+    By default, receivers are verified against the system's certificates, not certifi's.
+    """
 
     def __init__(self) -> None:
         self._sockets: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -93,6 +96,25 @@ class AbortableAdapter(HTTPAdapter):
 
         pool.ConnectionCls = make_tracked
         return pool
+
+    def build_connection_pool_key_attributes(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the settings of a connection, without the context that trusts certifi's bundle.
+
+        requests 2.32.3 and 2.32.4 share such a context among all sessions.
+        """
+        host, settings = super().build_connection_pool_key_attributes(*args, **kwargs)
+        settings.pop("ssl_context", None)
+        return host, settings
+
+    def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
+        """Set a connection's certificates, but none if ``verify`` is True.
+
+        Without certificates, urllib3 loads those of OpenSSL, which reads ``SSL_CERT_FILE``.
+        """
+        base: Any = super()
+        base.cert_verify(conn, url, verify, cert)
+        if verify is True:
+            conn.ca_certs = conn.ca_cert_dir = None
 
     def abort(self, exchange: int | None = None) -> None:
         """Abort every running exchange as if the receiver had disconnected.

@@ -58,7 +58,7 @@ class Tls(Section):
     ca_file: str = Field(
         default="",
         description="File with the CA certificates for verifying the receiver. If empty, the "
-        "system's CA certificates are used.",
+        "system's CA certificates are used, or those in the file that SSL_CERT_FILE names.",
     )
     cert_file: str = Field(
         default="", description="File with the client certificate. Needs key_file."

@@ -51,7 +51,7 @@ class Tls:
 
     Attributes:
         insecure: whether to connect without TLS if the endpoint has no scheme (gRPC only).
-        ca_file: path of CA certificates to trust instead of the system's.
+        ca_file: path of CA certificates to trust instead of the system's (``SSL_CERT_FILE``).
         cert_file: path of the client certificate; requires ``key_file``.
         key_file: path of the client's private key; requires ``cert_file``.
         insecure_skip_verify: whether to accept any certificate from the receiver.

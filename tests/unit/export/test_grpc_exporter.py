@@ -284,6 +284,19 @@ def test_tls_verifies_the_receiver_and_authenticates_the_client(
         exporter.shutdown()
 
 
+@pytest.mark.parametrize(("trusted", "delivered"), [("ca.pem", True), ("stranger.pem", False)])
+def test_the_system_decides_which_authorities_are_trusted(
+    *, certificates, open_grpc_receiver, batch, trusted, delivered, monkeypatch
+):
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / trusted))
+    key, certificate = ((certificates / f"server.{kind}").read_bytes() for kind in ("key", "pem"))
+    with open_grpc_receiver(grpc.ssl_server_credentials([(key, certificate)])) as receiver:
+        retry = RetryPolicy(enabled=False)
+        exporter = OtlpGrpcExporter(f"https://{receiver.endpoint}", retry=retry)
+        assert (exporter.export(batch()).outcome is SUCCESS) is delivered
+        exporter.shutdown()
+
+
 EXPORT_DURING_IMPORT = """
 import sys, threading
 from importlib.abc import MetaPathFinder

@@ -563,6 +563,22 @@ def test_tls_verifies_the_receiver_and_authenticates_the_client(
         assert (exporter.export(batch()).outcome is SUCCESS) is delivered
 
 
+@pytest.mark.parametrize(("trusted", "delivered"), [("ca.pem", True), ("stranger.pem", False)])
+def test_the_system_decides_which_authorities_are_trusted(
+    *, certificates, open_http_receiver, open_exporter, batch, trusted, delivered, monkeypatch
+):
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / trusted))
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    # The bundle of the certifi package, which requests would use.
+    monkeypatch.setattr("requests.adapters.DEFAULT_CA_BUNDLE_PATH", str(certificates / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    with open_http_receiver(context) as receiver:
+        exporter = open_exporter(receiver.endpoint, retry=RetryPolicy(enabled=False))
+        assert (exporter.export(batch()).outcome is SUCCESS) is delivered
+
+
 @pytest.mark.parametrize(
     ("endpoint", "path", "url"),
     [
