@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Final
 
@@ -63,12 +63,12 @@ class AbortableAdapter(HTTPAdapter):
 
         def make_tracked(*args: Any, **kwargs: Any) -> Any:
             connection: Any = make(*args, **kwargs)
-            connect, open_socket = connection.connect, connection._new_conn  # noqa: SLF001
+            connect, open_socket = connection.connect, self._find_opener(connection)
             send = connection.request
             connecting = contextlib.ExitStack()
 
             def open_tracked() -> socket.socket:
-                opened: socket.socket = open_socket()
+                opened = open_socket()
                 # The TLS handshake detaches the descriptor from this socket object.
                 self._watch(connecting.enter_context(opened.dup()))
                 return opened
@@ -96,6 +96,11 @@ class AbortableAdapter(HTTPAdapter):
 
         pool.ConnectionCls = make_tracked
         return pool
+
+    def _find_opener(self, connection: Any) -> Callable[[], socket.socket]:
+        """Returns the function that resolves a connection's host and opens its socket."""
+        opener: Callable[[], socket.socket] = connection._new_conn  # noqa: SLF001
+        return opener
 
     def build_connection_pool_key_attributes(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the settings of a connection, without the context that trusts certifi's bundle.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.connections import shut_down
 from otel_kprofiler.export.grpc_status import (
     Code,
     Status,
@@ -22,7 +23,7 @@ from otel_kprofiler.export.grpc_status import (
     interpret_failure,
     interpret_response,
 )
-from otel_kprofiler.export.grpc_target import Target, connect, shut_down
+from otel_kprofiler.export.grpc_target import Target, connect
 from otel_kprofiler.export.http2 import (
     Http2Connection,
     Http2Error,

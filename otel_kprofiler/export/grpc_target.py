@@ -1,22 +1,18 @@
-"""Addresses of gRPC receivers (gRPC Name Resolution), and sockets connected to them."""
+"""Parses addresses of gRPC receivers (gRPC Name Resolution), and connects to them."""
 
 import base64
 import contextlib
-import errno
 import ipaddress
-import os
 import re
-import select
 import socket
-import time
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import proxy_bypass
 
 from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.connections import connect_to, explained, open_socket, show_host
 from otel_kprofiler.export.http2 import send_all, set_deadline
-from otel_kprofiler.export.name_lookup import ConnectError, NameLookups, Watch
+from otel_kprofiler.export.name_lookup import NameLookups, Watch
 from otel_kprofiler.redact import redact_address
 
 _HTTPS_PORT: Final = 443
@@ -100,85 +96,10 @@ def connect(
     """
     if target.path:
         shown = target.path.replace("\0", "@")
-        return _open(socket.AF_UNIX, target.path, shown, deadline, watch)
+        return open_socket(socket.AF_UNIX, target.path, shown, deadline, watch)
     if proxy_url and not proxy_bypass(target.server_name):
-        return _connect_through(proxy_url, _show(*target.hosts[0]), deadline, watch, names)
-    return _connect_to(target.hosts, deadline, watch, names)
-
-
-def _connect_to(
-    hosts: tuple[tuple[str, int], ...], deadline: float, watch: Watch, names: NameLookups
-) -> socket.socket:
-    """Tries all addresses in turn; each may take an equal part of the time that is left."""
-    addresses = [
-        (family, address, _show(host, port))
-        for host, port in hosts
-        for family, address in names.resolve(host, port, deadline, watch)
-    ]
-    failure: Exception = ConnectError("the receiver's name has no address")
-    for number, (family, address, shown) in enumerate(addresses):
-        now = time.monotonic()
-        try:
-            part = (deadline - now) / (len(addresses) - number)
-            return _open(family, address, shown, now + part, watch)
-        except (ConnectError, TimeoutError) as error:
-            failure = error
-    raise failure
-
-
-def _show(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _open(
-    family: socket.AddressFamily, address: Any, shown: str, deadline: float, watch: Watch
-) -> socket.socket:
-    with _explained(f"cannot connect to {shown}"):
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            _attempt(sock, address, deadline, watch)
-            if family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except BaseException:
-            sock.close()
-            raise
-    return sock
-
-
-def _attempt(sock: socket.socket, address: Any, deadline: float, watch: Watch) -> None:
-    sock.setblocking(False)
-    error = sock.connect_ex(address)
-    watch(lambda: shut_down(sock))  # has no effect before the attempt begins
-    if error == errno.EINPROGRESS:
-        error = _wait_until_connected(sock, deadline)
-    if error:
-        raise OSError(error, os.strerror(error))
-
-
-def _wait_until_connected(sock: socket.socket, deadline: float) -> int:
-    """Returns the attempt's ``errno``; 0 if it succeeded. Raises ``TimeoutError``."""
-    poll = select.poll()
-    poll.register(sock, select.POLLOUT)
-    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        raise TimeoutError
-    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-
-
-@contextlib.contextmanager
-def _explained(text: str) -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError as error:
-        raise TimeoutError(f"{text}: no response") from error
-    except OSError as error:
-        raise ConnectError(f"{text}: {error.strerror or error}") from error
-
-
-def shut_down(sock: socket.socket) -> None:
-    """Aborts the socket's operations in all threads."""
-    with contextlib.suppress(OSError):  # not connected, or already closed
-        # SSLSocket.shutdown() is unsafe while another thread reads.
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        return _connect_through(proxy_url, show_host(*target.hosts[0]), deadline, watch, names)
+    return connect_to(target.hosts, deadline, watch, names)
 
 
 def _connect_through(
@@ -191,9 +112,9 @@ def _connect_through(
         credentials = f"{unquote(url.username)}:{unquote(url.password or '')}"
         encoded = base64.b64encode(credentials.encode()).decode()
         headers.append(f"Proxy-Authorization: Basic {encoded}")
-    sock = _connect_to(((host, port),), deadline, watch, names)
+    sock = connect_to(((host, port),), deadline, watch, names)
     try:
-        with _explained(f"the proxy {host}:{port}"):
+        with explained(f"the proxy {host}:{port}"):
             _open_tunnel(sock, authority, headers, deadline)
     except BaseException:
         sock.close()

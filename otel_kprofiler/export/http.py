@@ -7,16 +7,21 @@ aborted, even if data is still arriving.
 
 import contextlib
 import dataclasses
+import functools
 import gzip
 import os
+import socket
 import threading
-from typing import Final, Unpack
+import time
+from collections.abc import Callable
+from typing import Any, Final, Unpack
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies
 
 import requests
 import urllib3
 from requests.auth import HTTPBasicAuth
+from urllib3.connection import HTTPConnection
 
 from otel_kprofiler.abortable import SILENCED, AbortableAdapter, PlainSession
 from otel_kprofiler.errors import ExportError
@@ -28,7 +33,9 @@ from otel_kprofiler.export.client import (
     Protocol,
     Signal,
 )
+from otel_kprofiler.export.connections import connect_to
 from otel_kprofiler.export.http_answer import CONTENT_TYPES, Body, is_delivered, parse_response
+from otel_kprofiler.export.name_lookup import ConnectError, NameLookups
 from otel_kprofiler.export.retry import Answer, Verdict
 from otel_kprofiler.export.sender import MAX_RESPONSE_BYTES, OtlpSender, user_agent
 from otel_kprofiler.export.tls_files import TlsFiles
@@ -44,6 +51,53 @@ _BROKEN: Final = (
 """Exceptions for connection errors before or during a response."""
 _TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
 """Exceptions for read and write timeouts; urllib3 raises its own while a body is being read."""
+
+
+class _Adapter(AbortableAdapter):
+    """Limits the time for resolving the receiver's name and connecting to any of its addresses.
+
+    urllib3 resolves names without a limit, and applies its time limit to each address.
+    """
+
+    def __init__(self) -> None:
+        self._names = NameLookups()
+        self._deadline = 0.0
+        self._ended = False
+        self._abort_step: Callable[[], object] = lambda: None
+        super().__init__()
+
+    def begin_within(self, timeout_s: float) -> int:
+        """Allow a new exchange, whose connection must be open within the time limit."""
+        self._deadline = time.monotonic() + timeout_s
+        return self.begin()
+
+    def end(self) -> None:
+        """Abort every running exchange; later exchanges fail. Thread-safe."""
+        self._ended = True
+        self.abort()
+        self._abort_step()
+
+    def _watch_step(self, abort: Callable[[], object]) -> None:
+        self._abort_step = abort
+        if self._ended:
+            raise ConnectError("the exporter was shut down")
+
+    def _find_opener(self, connection: Any) -> Callable[[], socket.socket]:
+        if type(connection)._new_conn is not HTTPConnection._new_conn:  # noqa: SLF001 - SOCKS
+            return super()._find_opener(connection)
+        return functools.partial(self._open, connection)
+
+    def _open(self, connection: HTTPConnection) -> socket.socket:
+        # Unlike ``host``, this name has the dot at the end that prevents searching other domains.
+        host = connection._dns_host.strip("[]"), connection.port  # noqa: SLF001
+        try:
+            opened = connect_to((host,), self._deadline, self._watch_step, self._names)
+        except TimeoutError as error:
+            raise urllib3.exceptions.ConnectTimeoutError(connection, str(error)) from error
+        except ConnectError as error:
+            raise urllib3.exceptions.NewConnectionError(connection, str(error)) from error
+        opened.settimeout(max(0.001, self._deadline - time.monotonic()))
+        return opened
 
 
 class OtlpHttpExporter(OtlpSender):
@@ -94,7 +148,7 @@ class OtlpHttpExporter(OtlpSender):
         # Pass this with each request, because environment variables override the session's value.
         self._verify: bool | str = not tls.insecure_skip_verify and (tls.ca_file or True)
         self._pid = os.getpid()  # the process that opened the connection
-        self._adapter = AbortableAdapter()
+        self._adapter = _Adapter()
         self._session = session = PlainSession(self._adapter, user_agent())
         session.trust_env = proxy_url is None
         session.proxies = {"http": proxy_url, "https": proxy_url} if proxy_url else {}
@@ -115,7 +169,7 @@ class OtlpHttpExporter(OtlpSender):
         if self._tls_files and self._tls_files.renew():
             self._session.close()  # later connections use the new TLS files
         late = threading.Event()
-        exchange = self._adapter.begin()
+        exchange = self._adapter.begin_within(timeout_s)
 
         def abort() -> None:  # may run during a later exchange
             late.set()
@@ -178,7 +232,7 @@ class OtlpHttpExporter(OtlpSender):
 
     def _close(self) -> None:
         self._leave_to_parent()
-        self._adapter.abort()
+        self._adapter.end()
         self._session.close()
 
 

@@ -161,6 +161,7 @@ MUTATIONS = [
     Mutation("connection that the receiver has closed", CHANNEL, "self._http2 is None or not self._http2.is_usable(deadline)", "self._http2 is None", f"{CALLS}::test_a_connection_that_the_receiver_closed_while_idle_is_replaced"),
     Mutation("connection without HTTP/2", CHANNEL, "secure.selected_alpn_protocol() != _PROTOCOL", "False", f"{CALLS}::test_a_receiver_that_offers_no_http2_over_tls_is_named"),
     Mutation("name server that does not respond", "otel_kprofiler/export/name_lookup.py", "results.get(timeout=max(0.0, deadline - time.monotonic()))", "results.get(timeout=60)", f"{CALLS}::test_a_hanging_name_server_does_not_extend_a_call"),
+    Mutation("name server that does not respond, HTTP", HTTP, "            opened = connect_to((host,), self._deadline, self._watch_step, self._names)\n", "            return super()._find_opener(connection)()\n", "tests/unit/export/test_http_exporter.py::test_the_timeout_bounds_a_name_lookup"),
     Mutation("name server that responds after the time limit", "otel_kprofiler/export/name_lookup.py", "            self._running[key] = results\n", "", f"{CALLS}::test_a_name_server_that_responds_after_the_time_limit_is_of_use"),
     Mutation("receiver that compresses responses", "otel_kprofiler/export/grpc_status.py", "    if not body[0]:\n", "    if True:\n", f"{CALLS}::test_a_compressed_response_is_read"),
     Mutation("child forked from a process with a connection", CHANNEL, "if self._pid != os.getpid():", "if False:", f"{CALLS}::test_a_forked_child_leaves_the_connection_to_its_parent"),

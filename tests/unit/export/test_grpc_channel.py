@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 )
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export import grpc_target, name_lookup
+from otel_kprofiler.export import connections, name_lookup
 from otel_kprofiler.export.grpc_channel import GrpcChannel
 from otel_kprofiler.export.grpc_target import Target, parse_target
 from otel_kprofiler.export.retry import Verdict
@@ -534,9 +534,9 @@ def full_backlog():
 def test_closing_aborts_a_connection_attempt(full_backlog, monkeypatch):
     """No further address is tried."""
     connecting = threading.Event()
-    wait = grpc_target._wait_until_connected
+    wait = connections._wait_until_connected
     monkeypatch.setattr(
-        grpc_target, "_wait_until_connected", lambda *a: connecting.set() or wait(*a)
+        connections, "_wait_until_connected", lambda *a: connecting.set() or wait(*a)
     )
     hosts = (("127.0.0.1", full_backlog),) * 3
     channel = open_channel(Target("collector", hosts))

@@ -30,7 +30,7 @@ from tests.raw_forks import python_fork, run_in_child
 from tests.servers import free_port
 from tests.unit.export.answers import partial_success as partial
 from tests.unit.export.answers import start_export
-from tests.waiting import call_in_thread
+from tests.waiting import call_in_thread, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -446,6 +446,63 @@ def test_the_timeout_bounds_a_trickling_connection(open_exporter, batch, who):
             assert time.monotonic() - started < 30
             assert (result.lost, result.error_type) == ({LossCause.RETRIES_EXHAUSTED: 3}, "timeout")
     gc.collect()
+
+
+@pytest.fixture
+def slow_names(monkeypatch):
+    """Makes lookups of names wait until the event is set."""
+    look_up, responds = socket.getaddrinfo, threading.Event()
+
+    def wait(host, *arguments, flags=0, **options):
+        if not flags & socket.AI_NUMERICHOST:
+            assert responds.wait(60)
+            host = "127.0.0.1"
+        return look_up(host, *arguments, flags=flags, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", wait)
+    yield responds
+    responds.set()
+
+
+def test_the_timeout_bounds_a_name_lookup(http_receiver, open_exporter, batch, slow_names, caplog):
+    port = http_receiver.port
+    exporter = open_exporter(
+        f"http://collector.invalid:{port}", timeout_s=0.1, retry=RetryPolicy(enabled=False)
+    )
+    assert exporter.export(batch()).outcome is not SUCCESS
+    assert "cannot resolve collector.invalid: no response" in caplog.text
+    slow_names.set()
+    exporter._timeout_s = 60
+    assert exporter.export(batch()).outcome is SUCCESS
+
+
+def test_shutdown_ends_a_name_lookup(open_exporter, batch, slow_names):
+    exporter = open_exporter("http://collector.invalid:1", timeout_s=600)
+    result = call_in_thread(exporter.export, batch())
+    wait_until(lambda: "kprofiler-dns" in [thread.name for thread in threading.enumerate()])
+    exporter.shutdown(0)
+    assert result.result(60).lost == {LossCause.SHUTDOWN: 3}
+
+
+def test_all_addresses_of_a_receiver_share_the_timeout(
+    http_receiver, open_exporter, batch, monkeypatch
+):
+    """The other addresses do not respond, because their backlogs are full."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))]
+        full = sockets[0].getsockname()
+        for _ in range(3):
+            sockets.append(stack.enter_context(socket.socket()))
+            sockets[-1].setblocking(False)
+            sockets[-1].connect_ex(full)
+        addresses = [full, full, ("127.0.0.1", http_receiver.port)]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in addresses]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        exporter = open_exporter("http://collector.invalid:1", timeout_s=1)
+        started = time.monotonic()
+        result = exporter.export(batch())
+    assert result.outcome is SUCCESS
+    assert time.monotonic() - started < 60
 
 
 def test_secrets_echoed_by_a_receiver_are_redacted(http_receiver, open_exporter, batch, caplog):
