@@ -16,11 +16,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final
 
+from otel_kprofiler.export.backlog import Backlog, Held
 from otel_kprofiler.export.base import Part, ProfileExporter, is_wholly_lost
 from otel_kprofiler.export.exports import OnExport, export_all, is_temporary
-from otel_kprofiler.export.ledger import Ledgers, LossesByKind, QueueCounts, sum_kinds
+from otel_kprofiler.export.ledger import Ledgers, QueueCounts, sum_kinds
 from otel_kprofiler.export.recovery import Stored
 from otel_kprofiler.export.spool import Spool
 from otel_kprofiler.export.storage_log import StorageLog
@@ -39,25 +40,6 @@ _FINAL_REQUEST_SHARE: Final = 0.2
 _log = logging.getLogger(__name__)
 
 OnLost = Callable[[Batch, LossCause], None]
-
-
-class _Held(NamedTuple):
-    """A waiting batch, in memory or in the spool.
-
-    Attributes:
-        samples: number of samples that have been neither exported nor lost, by kind.
-        batches: the batch or its undelivered parts; empty if they are in the spool.
-        lost: number of the batch's samples lost so far, by kind and cause.
-        carried: whether the batch is from an earlier run.
-    """
-
-    number: int
-    samples: SampleCounts
-    size: int
-    batches: tuple[Batch, ...]
-    stored: Stored | None
-    lost: list[LossesByKind]
-    carried: bool = False
 
 
 class ExportQueue:
@@ -92,8 +74,8 @@ class ExportQueue:
         self._on_export = on_export
         self._spool = spool
         self._changed = threading.Condition()
-        self._waiting: deque[_Held] = deque()
-        self._in_flight: _Held | None = None
+        self._waiting = Backlog()
+        self._in_flight: Held | None = None
         self._settling = 0  # number of settle() calls in progress on the spool
         self._last = 0  # number of the last batch
         self._ledgers = Ledgers(is_spooled=spool is not None)
@@ -140,9 +122,10 @@ class ExportQueue:
     def counts(self) -> QueueCounts:
         """Returns a consistent snapshot of the counts."""
         with self._changed:
-            held = [*self._waiting, *([self._in_flight] if self._in_flight else [])]
-            samples = sum((batch.samples for batch in held), SampleCounts())
-            return self._ledgers.counts(samples, len(held), sum(batch.size for batch in held))
+            samples, number, size = self._waiting.totals()
+            if held := self._in_flight:
+                samples, number, size = samples + held.samples, number + 1, size + held.size
+            return self._ledgers.counts(samples, number, size)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Wait until all batches added so far are exported or lost. Return False on timeout."""
@@ -207,7 +190,7 @@ class ExportQueue:
     def _keep_parts(self) -> None:
         """Replace a partially delivered batch in the spool with its undelivered parts."""
         with self._changed:
-            first = self._waiting[0] if self._waiting else None
+            first = self._waiting.first
             if first is None or first.stored is None or not first.batches:
                 return
             self._settling += 1
@@ -230,7 +213,7 @@ class ExportQueue:
             return
         for stored in spool.waiting:
             self._last += 1
-            held = _Held(self._last, stored.samples, stored.size, (), stored, [], carried=True)
+            held = Held(self._last, stored.samples, stored.size, (), stored, [], carried=True)
             self._waiting.append(held)
             self._ledgers.carry(stored.samples)
         self._ledgers.begin(spool.earlier, spool.earlier_lost)
@@ -258,7 +241,7 @@ class ExportQueue:
             if stored is None:
                 self._free_memory(size)
             kept = () if stored else (batch,)
-            held = _Held(self._last, batch.sample_counts, size, kept, stored, [])
+            held = Held(self._last, batch.sample_counts, size, kept, stored, [])
             if self._stopping and not stored:  # shutdown began after put() checked
                 self._lose(held, LossCause.SHUTDOWN)
                 return False
@@ -286,12 +269,10 @@ class ExportQueue:
         """Drop spooled batches that are too old, or whose segment must be deleted to free space."""
         while self._spool:
             with self._changed:
-                waiting = [held.stored for held in self._waiting if held.stored]
-                count, cause = self._spool.count_overdue(waiting, more)
+                overdue, cause = self._spool.find_overdue(self._waiting.stored(), more)
                 if cause is None or self._stopping:
                     break
-                last = waiting[count - 1].number
-                dropped = [h for h in self._waiting if h.stored and h.stored.number <= last]
+                dropped = self._waiting.stored_through(overdue[-1].number)
                 self._drop(dropped, cause)
                 self._settling += 1
             self._settle(*dropped)
@@ -305,26 +286,25 @@ class ExportQueue:
             size -= dropped[-1].size
         self._drop(dropped, LossCause.QUEUE_FULL)
 
-    def _in_memory(self) -> list[_Held]:
+    def _in_memory(self) -> list[Held]:
         return [held for held in self._waiting if not held.stored]
 
-    def _drop(self, dropped: Sequence[_Held], cause: LossCause) -> None:
+    def _drop(self, dropped: Sequence[Held], cause: LossCause) -> None:
         if dropped and cause not in {LossCause.SHUTDOWN, *self._dropping}:
             _log.warning("%s: dropping the oldest data (%s)", self.exporter.name, cause.value)
-        numbers = {held.number for held in dropped}
-        self._waiting = deque(held for held in self._waiting if held.number not in numbers)
+        self._waiting.remove(dropped)
         for held in dropped:
             self._lose(held, cause)
             self._dropping.add(cause)
 
-    def _lose(self, held: _Held, cause: LossCause) -> None:
+    def _lose(self, held: Held, cause: LossCause) -> None:
         self._ledgers.lose(held.samples, cause, carried=held.carried)
         held.lost.append({kind: {cause: count} for kind, count in held.samples.items()})
         if self._on_lost and not held.stored:
             for batch in held.batches:
                 self._on_lost(batch, cause)
 
-    def _settle(self, *settled: _Held, left: SampleCounts | None = None) -> None:
+    def _settle(self, *settled: Held, left: SampleCounts | None = None) -> None:
         """Record in the spool that its oldest batches have been delivered or lost.
 
         ``left`` counts the samples in undelivered parts of the settled batches, which remain in the
@@ -355,7 +335,7 @@ class ExportQueue:
 
     def _settled(self, last: int) -> bool:
         """Returns whether all batches with numbers up to ``last`` have left the queue."""
-        first = self._in_flight or (self._waiting[0] if self._waiting else None)
+        first = self._in_flight or self._waiting.first
         return not self._settling and (first is None or first.number > last)
 
     def _work(self) -> None:
@@ -386,7 +366,7 @@ class ExportQueue:
             if done:
                 self._settle(held)
 
-    def _load(self, held: _Held) -> tuple[Batch, ...] | None:
+    def _load(self, held: Held) -> tuple[Batch, ...] | None:
         """Returns a queued batch, or its undelivered parts; empty if the batch is damaged.
 
         Returns None if the batch may be readable later, for example once the process may open
@@ -399,7 +379,7 @@ class ExportQueue:
         except (OSError, ValueError) as error:
             return None if self._storage.may_read_later(error) else ()
 
-    def _put_back(self, held: _Held) -> None:
+    def _put_back(self, held: Held) -> None:
         """Return a batch that cannot be read now to the front of the queue."""
         with self._changed:
             if self._in_flight is held:
@@ -411,7 +391,7 @@ class ExportQueue:
     def _lengthen_pause(self) -> None:
         self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
 
-    def _conclude(self, held: _Held, parts: Sequence[Part], *, replaced: bool) -> bool:
+    def _conclude(self, held: Held, parts: Sequence[Part], *, replaced: bool) -> bool:
         """Count a batch's outcome; requeue undelivered parts, and return False if there are any."""
         gone = held.stored and self._spool and not self._spool.holds(held.stored)
         if not parts:

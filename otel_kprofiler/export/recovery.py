@@ -1,6 +1,7 @@
 """Recovers earlier runs' intact batches from a spool, and counts samples in corrupt batches."""
 
 import errno
+import fcntl
 import logging
 import os
 import re
@@ -25,6 +26,8 @@ from otel_kprofiler.export.segments import (
 from otel_kprofiler.host import PrivateDirectory
 from otel_kprofiler.model import LossCause, SampleCounts
 
+LOCK: Final = "lock"
+"""Name of the file that is locked while a spool is open."""
 _NAME: Final = re.compile(r"(\d{20})\.spool(\.aside)?")
 _BLOCK_BYTES: Final = 4096
 """Number of bytes per read from a failing disk."""
@@ -63,6 +66,20 @@ def name_segment(segment: int) -> str:
 def has_segments(directory: PrivateDirectory) -> bool:
     """Returns whether the directory contains files named like segments."""
     return any(map(_NAME.fullmatch, os.listdir(directory.fd)))
+
+
+def lock_directory(directory: PrivateDirectory) -> int:
+    """Locks a spool, and returns the descriptor that holds the lock.
+
+    Raises ``OSError``: ``EBUSY`` if the spool is open in another process.
+    """
+    fd = directory.open(LOCK, os.O_RDONLY | os.O_CREAT)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise OSError(errno.EBUSY, "another process has opened the spool") from None
+    return fd
 
 
 class Recovery:

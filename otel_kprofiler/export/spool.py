@@ -20,22 +20,23 @@ current segment is restored completely. The loss of an older segment is detected
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from otel_kprofiler.errors import describe_error
 from otel_kprofiler.export.disk_thread import DiskThread
 from otel_kprofiler.export.recovery import (
+    LOCK,
     MAX_SEGMENT_BYTES,
     Recovery,
     Stored,
     has_segments,
+    lock_directory,
     name_segment,
 )
 from otel_kprofiler.export.segments import (
@@ -63,7 +64,6 @@ _SEGMENTS: Final = 8
 
 _TRANSIENT: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ETIMEDOUT}
 """Disk errors that may disappear without a configuration change, such as a full disk."""
-_LOCK: Final = "lock"
 
 _log = logging.getLogger(__name__)
 
@@ -133,7 +133,8 @@ class Spool:
                 self._release()
                 self._disk.close()
                 raise explain_refusal(directory, error) from error
-            _log.warning("the spool %s cannot store data yet: %s", directory, error.strerror)
+            why = "still being read, or " if isinstance(error, TimeoutError) else ""
+            _log.warning("the spool %s cannot store data yet: %s%s", directory, why, error.strerror)
             with contextlib.suppress(OSError):  # the cause was just logged
                 self._disk.call(self._drop_settled)
 
@@ -239,18 +240,26 @@ class Spool:
         """Returns whether a batch is still in the spool."""
         return stored.number > self._totals.settled
 
-    def count_overdue(self, waiting: Sequence[Stored], more: int) -> tuple[int, LossCause | None]:
-        """Returns how many old batches to drop before appending ``more`` bytes, and why."""
-        if not waiting:
-            return 0, None
+    def find_overdue(
+        self, waiting: Iterable[Stored], more: int
+    ) -> tuple[list[Stored], LossCause | None]:
+        """Returns the oldest batches, to drop before appending ``more`` bytes, and why.
+
+        Reads only those batches from ``waiting``, and the next.
+        """
+        waiting = iter(waiting)
+        first = next(waiting, None)
+        if first is None:
+            return [], None
         oldest = self._now() - self._max_age_s
-        if self._max_age_s and waiting[0].since_s < oldest:
-            return sum(1 for held in waiting if held.since_s < oldest), LossCause.SPOOL_AGED
+        if self._max_age_s and first.since_s < oldest:
+            rest = itertools.takewhile(lambda stored: stored.since_s < oldest, waiting)
+            return [first, *rest], LossCause.SPOOL_AGED
         if sum(self._sizes.values()) + more <= self._max_bytes:
-            return 0, None
+            return [], None
         # If this is the current segment, appending the next batch starts a new segment.
-        first = waiting[0].segment
-        return sum(1 for held in waiting if held.segment == first), LossCause.SPOOL_FULL
+        rest = itertools.takewhile(lambda stored: stored.segment == first.segment, waiting)
+        return [first, *rest], LossCause.SPOOL_FULL
 
     def close(self) -> None:
         """Mark the log as complete and release the lock; idempotent."""
@@ -295,7 +304,7 @@ class Spool:
     def _open(self) -> None:
         directory = PrivateDirectory(self._path)
         try:
-            guard = _lock(directory)
+            guard = lock_directory(directory)
             try:
                 recovery = Recovery(directory, self._now())
             except BaseException:
@@ -325,7 +334,7 @@ class Spool:
         if self._directory is None:
             self._open()
             return
-        if not self._directory.is_in_place() or not self._directory.holds(_LOCK, self._guard):
+        if not self._directory.is_in_place() or not self._directory.holds(LOCK, self._guard):
             self._move()
         if self._fd >= 0 and not self._directory.holds(name_segment(self._segment), self._fd):
             self._restore_segment()
@@ -334,7 +343,7 @@ class Spool:
         """Switch to the directory that is now at the spool's path, creating it if necessary."""
         directory = PrivateDirectory(self._path)
         try:
-            guard = _lock(directory)
+            guard = lock_directory(directory)
         except BaseException:
             directory.close()
             raise
@@ -343,7 +352,7 @@ class Spool:
             os.close(guard)
             directory.close()
             raise OSError(errno.ENOTEMPTY, "another spool is now at this path; restart to use it")
-        _log.warning("the spool %s: %s was removed", self._path, _LOCK if same else "the directory")
+        _log.warning("the spool %s: %s was removed", self._path, LOCK if same else "the directory")
         self._opened.close()
         os.close(self._guard)
         self._directory, self._guard = directory, guard
@@ -437,13 +446,3 @@ class Spool:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name_segment(segment), dir_fd=self._opened.fd)
             del self._sizes[segment]
-
-
-def _lock(directory: PrivateDirectory) -> int:
-    fd = directory.open(_LOCK, os.O_RDONLY | os.O_CREAT)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise OSError(errno.EBUSY, "another process has opened the spool") from None
-    return fd

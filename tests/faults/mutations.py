@@ -202,7 +202,7 @@ MUTATIONS = [
     Mutation("spool corrupted: count", RECOVERY, "        unreadable = totals.appended - totals.done\n", "        unreadable = SampleCounts()\n", f"{STORED} {DISKS}::test_a_corrupt_spool_delivers_intact_batches_and_counts_lost_batches"),
     Mutation("spool corrupted: numbers", RECOVERY, "        self.last = max(self.last, totals.settled)\n", "", f"{STORED}::test_batch_numbers_are_not_reused_after_delivery"),
     Mutation("spool truncated", SPOOL, "        segment = max(self._last, *self._sizes, 0) + 1\n", "        segment = max([*self._sizes, 1])\n", f"{STORED}::test_a_truncated_segment_is_recovered_up_to_its_last_intact_record"),
-    Mutation("two writers", SPOOL, "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", f"{STORED}::test_a_second_writer_to_a_spool_is_rejected"),
+    Mutation("two writers", "otel_kprofiler/export/recovery.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", f"{STORED}::test_a_second_writer_to_a_spool_is_rejected"),
     Mutation("disk hanging", REPORTING, "                queue.put(batch, rest)\n", "                with self._changed:\n                    queue.put(batch, rest)\n", f"{DISKS}::test_a_hanging_disk_delays_neither_draining_nor_other_exporters"),
     Mutation("SIGKILL: unclean end", RECOVERY, "0 if self._closed else max(totals.end_unix_ns, 1)", "0", f"{STORED} {DURABLE}"),
     Mutation("SIGKILL: position", SPOOL, "                self._write(Kind.MARK, self._totals.pack())\n        except", "                pass\n        except", f"{STORED} {DURABLE}"),

@@ -97,7 +97,7 @@ def kill(queue):
         queue._spool._release()
         queue._spool._closed = True
         queue._in_flight = None
-        queue._waiting.clear()
+        queue._waiting.remove(list(queue._waiting))
         queue._stopping = True
         queue._changed.notify_all()
     queue.exporter.ends.set()

@@ -507,7 +507,7 @@ def test_batches_age_while_the_spool_is_closed(tmp_path, monkeypatch):
     later = time.time() + 3600
     monkeypatch.setattr("otel_kprofiler.export.spool.time.time", lambda: later)
     spool = Spool(str(tmp_path), max_age_s=1800)
-    assert spool.count_overdue(spool.waiting, 0) == (1, LossCause.SPOOL_AGED)
+    assert spool.find_overdue(spool.waiting, 0) == ([spool.waiting[0]], LossCause.SPOOL_AGED)
     spool.close()
 
 
