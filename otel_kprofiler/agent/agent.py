@@ -15,6 +15,7 @@ from otel_kprofiler.agent.agent_settings import AgentConfig, find_fixed
 from otel_kprofiler.agent.agent_status import describe_agent, open_health
 from otel_kprofiler.agent.announcements import describe_start
 from otel_kprofiler.agent.cpu_time import CpuTime, read_cpu_time
+from otel_kprofiler.agent.leftovers import Leftovers
 from otel_kprofiler.agent.limits import Governor, Meter, next_look_s
 from otel_kprofiler.agent.memory import give_back_memory, limit_allocator, settle
 from otel_kprofiler.agent.reload import ConfigReader, Lottery
@@ -109,6 +110,7 @@ class Agent:
         self._stop_signal: signal.Signals | None = None
         self._stop_by = 0.0
         self._exporters: dict[str, RunningExporter] = {}
+        self._leftovers = Leftovers()
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
         self._targets: AgentTargets | None = None  # the pipeline uses this and the next two fields
@@ -178,10 +180,10 @@ class Agent:
         return max(0.0, self._stop_by - kept_share * timeout_s - time.monotonic())
 
     def _open_reporter(self) -> Reporter:
-        opened = open_changed({}, self._config.exporters)
-        self._exporters = put_in_place(
-            {}, self._config.exporters, opened, self._telemetry.on_export
-        )
+        wanted = self._config.exporters
+        opened = open_changed({}, wanted)
+        self._exporters = put_in_place({}, wanted, opened, self._telemetry.on_export)
+        self._leftovers.look(wanted)
         return Reporter([running.queue for running in self._exporters.values()])
 
     def account(self) -> Account:
@@ -352,6 +354,7 @@ class Agent:
             self._exporters, config.exporters, opened, self._telemetry.on_export
         )
         reporter.replace([running.queue for running in self._exporters.values()])
+        run_unprivileged(lambda: self._leftovers.look(config.exporters))
         if self._health and health is not self._health:
             self._health.close()
         self._health = health
@@ -401,6 +404,7 @@ class Agent:
             status=self._status(),
             account=self.account(),
             queues={name: running.queue for name, running in self._exporters.items()},
+            leftovers=self._leftovers.problems,
             pipeline=self._pipeline,
             user_names=self._user_names,
             stalls=self._watchdog.stalls,

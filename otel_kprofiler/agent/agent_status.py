@@ -21,6 +21,7 @@ def describe_agent(
     status: str,
     account: Account,
     queues: Mapping[str, ExportQueue],
+    leftovers: Mapping[str, str],
     pipeline: Pipeline[EbpfSampler] | None,
     user_names: SymbolLoader | None,
     stalls: int,
@@ -28,7 +29,9 @@ def describe_agent(
 ) -> dict[str, object]:
     """Returns the body of ``/status``. Thread-safe.
 
-    ``pipeline`` is None if sampling could not start, ``user_names`` if user symbols are disabled.
+    ``leftovers`` describes spools that no exporter delivers, by the id of the exporter that wrote
+    them. ``pipeline`` is None if sampling could not start, ``user_names`` if user symbols are
+    disabled.
     """
     sampler = pipeline.sampler if pipeline else None
     tables = sampler.tables if sampler else None
@@ -39,7 +42,7 @@ def describe_agent(
         "status": status,
         "account": account.as_dict(),
         "unreachable": {name: outage for name, outage in outages.items() if outage},
-        "storage": {name: error for name, error in errors.items() if error},
+        "storage": {name: error for name, error in errors.items() if error} | dict(leftovers),
         "samples_per_second": sampler.config.samples_per_second if sampler else 0,
         "coarse_samples": dict(pipeline.budgets.coarse) if pipeline else {},
         "python_frames": python.describe() if python else None,

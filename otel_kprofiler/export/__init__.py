@@ -36,6 +36,7 @@ from otel_kprofiler.export.file import FileExporter, Rotation
 from otel_kprofiler.export.ledger import Ledgers, QueueCounts
 from otel_kprofiler.export.otlp_variables import exporter_from_environment, read_settings
 from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE, ExportQueue
+from otel_kprofiler.export.recovery import count_undelivered
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
 from otel_kprofiler.export.sender import OtlpSender, advise_plain_text, speaks_no_tls
 from otel_kprofiler.export.spool import Spool
@@ -80,6 +81,7 @@ __all__ = [
     "Verbosity",
     "Verdict",
     "advise_plain_text",
+    "count_undelivered",
     "exporter_from_environment",
     "is_wholly_lost",
     "open_client",

@@ -35,10 +35,14 @@ class SpoolSettings:
     max_age_s: float
     fsync: bool
 
+    def find_path(self, name: str) -> str:
+        """Returns the spool's directory for the exporter with the id ``name``."""
+        return os.path.join(self.directory, quote(name, safe=""))
+
     def open(self, name: str) -> Spool:
         """Open the spool for the exporter with the id ``name``."""
         return Spool(
-            os.path.join(self.directory, quote(name, safe="")),
+            self.find_path(name),
             max_bytes=self.max_bytes,
             max_age_s=self.max_age_s,
             fsync=self.fsync,

@@ -82,6 +82,22 @@ def lock_directory(directory: PrivateDirectory) -> int:
     return fd
 
 
+def count_undelivered(path: str) -> SampleCounts:
+    """Returns the number of samples, by kind, that the spool in a directory has not delivered.
+
+    Raises ``OSError`` if the directory cannot be read, or is open in another process or spool.
+    """
+    directory = PrivateDirectory(path)
+    try:
+        if not has_segments(directory):
+            return SampleCounts()
+        os.close(lock_directory(directory))  # released, so that an exporter can open the spool
+        waiting = Recovery(directory, time.monotonic()).waiting
+    finally:
+        directory.close()
+    return sum((stored.samples for stored in waiting), SampleCounts())
+
+
 class Recovery:
     """Reads all segments in a spool directory, oldest first.
 

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from docs.configuration_files import json_schema
 from otel_kprofiler.agent import agent_config
+from otel_kprofiler.agent.leftovers import Leftovers
 from otel_kprofiler.agent.running_exporters import open_changed, put_in_place
 from otel_kprofiler.config import EXPORTERS, Exporter, PendingConfig, parse_config
 from otel_kprofiler.errors import ConfigError
@@ -71,6 +72,41 @@ def test_queued_batches_keep_their_encoding_across_a_reload(receiver, tmp_path, 
     assert requests == [batch.payload for batch in batches]
     assert queue.counts().exported == 2
     queue.shutdown(1000)
+
+
+def test_spools_that_no_exporter_delivers_are_reported_once(tmp_path, caplog):
+    def configure(name):
+        text = CONFIG.format(endpoint="127.0.0.1:1", attributes="inline", storage=tmp_path)
+        text = text.replace("otlp_grpc", name)
+        return agent_config(parse_config(text, path="agent.yaml", environ={}).config).exporters
+
+    def look(name):
+        leftovers.look(configure(name)).join()
+        return list(leftovers.problems)
+
+    old = configure("otlp_grpc/old")
+    running = put_in_place({}, old, open_changed({}, old), lambda *_: None)
+    queue = running["otlp_grpc/old"].queue
+    queue.put(make_batch(queue, 7))
+    for name in ("delivered", "foreign"):
+        old["otlp_grpc/old"].queue.spool.open(name).close()
+    (tmp_path / "foreign").chmod(0o777)
+    (tmp_path / "file").write_text("")
+    leftovers = Leftovers()
+    assert not look("otlp_grpc/new"), "the removed exporter is still delivering"
+    queue.shutdown(0)
+    caplog.clear()
+    for name, expected in (("new", ["otlp_grpc/old"]), ("other", ["otlp_grpc/old"]), ("old", [])):
+        assert look(f"otlp_grpc/{name}") == expected
+    (message,) = caplog.messages
+    assert message == (
+        f"the spool {tmp_path}/otlp_grpc%2Fold holds 1 sample, but no exporter is named"
+        " otlp_grpc/old and uses it. To deliver the samples, add this exporter again; to give them"
+        " up, remove the directory"
+    )
+    again = open_changed({}, old)["otlp_grpc/old"]
+    assert len(again.spool.waiting) == 1
+    again.close()
 
 
 class Tally(Exporter):
