@@ -56,6 +56,7 @@ JOBS: Final[Mapping[str, tuple[str, ...]]] = {
 threads keep no capabilities."""
 
 _VERSION_3: Final = 0x20080522
+_LOW: Final = 0xFFFFFFFF
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
 _PR_SET_NAME: Final = 15
@@ -85,7 +86,7 @@ class Privileges:
         If ``drop_all`` is set, returns the dropped capabilities that a feature needs
         (:data:`PURPOSES`). Raises ``OSError`` if the kernel refuses.
         """
-        held = held_capabilities(_thread_status())
+        held = _name_capabilities(_read_effective())
         keep_only(() if self._drop_all else SAMPLING)
         return tuple(name for name in PURPOSES if name in held) if self._drop_all else ()
 
@@ -154,19 +155,33 @@ def give_up_capabilities(*kept: str) -> None:
 
 def keep_only(names: Iterable[str]) -> None:
     """Drop all capabilities of this thread except those named. Raises ``OSError``."""
-    held = parse_capabilities(_thread_status()).effective
-    mask = sum(1 << CAPABILITIES[name] for name in names) & held
-    low, high = mask & 0xFFFFFFFF, mask >> 32
+    mask = sum(1 << CAPABILITIES[name] for name in names) & _read_effective()
+    low, high = mask & _LOW, mask >> 32
     # The lower halves of the effective, permitted and inheritable sets, then their upper halves.
-    header = ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0))
     data = ctypes.create_string_buffer(struct.pack("=6I", low, low, 0, high, high, 0))
-    call_libc("capset", "capset", header, data)
+    call_libc("capset", "capset", _make_header(), data)
     prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+
+
+def _read_effective() -> int:
+    """Returns this thread's effective capabilities; unlike /proc, needs no free file descriptor."""
+    data = ctypes.create_string_buffer(struct.calcsize("=6I"))
+    call_libc("capget", "capget", _make_header(), data)
+    low, _, _, high, _, _ = struct.unpack("=6I", data.raw[:24])
+    effective: int = low | high << 32
+    return effective
+
+
+def _make_header() -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0))
 
 
 def held_capabilities(status: bytes) -> frozenset[str]:
     """Returns the effective capabilities in ``/proc/PID/status``; unknown ones like ``CAP_50``."""
-    effective = parse_capabilities(status).effective
+    return _name_capabilities(parse_capabilities(status).effective)
+
+
+def _name_capabilities(effective: int) -> frozenset[str]:
     names = {number: name for name, number in CAPABILITIES.items()}
     return frozenset(
         names.get(number, f"CAP_{number}")
@@ -186,8 +201,3 @@ def read_threads(files: HostFiles, pid: int | str = "self") -> dict[str, frozens
         name = status.partition(b"\n")[0].removeprefix(b"Name:\t").decode("utf-8", "replace")
         threads[f"{tid} {name}"] = held_capabilities(status)
     return threads
-
-
-def _thread_status() -> bytes:
-    with open("/proc/thread-self/status", "rb") as file:
-        return file.read()

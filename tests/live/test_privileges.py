@@ -1,5 +1,6 @@
 """Threads drop capabilities, as verified in ``/proc`` for separate test processes."""
 
+import errno
 import json
 import subprocess
 
@@ -144,3 +145,22 @@ print(json.dumps([held(threading.get_native_id()), int(regained, 16)]))
 """)
     assert held == ["CAP_SYS_PTRACE"]
     assert regained & ~(1 << 19) == 0
+
+
+def test_threads_start_even_if_no_file_can_be_opened():
+    result = run("""
+import resource
+Privileges()
+directory = os.open("/proc/self/task", os.O_RDONLY)
+resource.setrlimit(resource.RLIMIT_NOFILE, (directory + 1, directory + 1))
+try:
+    os.open("/", os.O_RDONLY)
+except OSError as error:
+    code = error.errno
+tids = []
+thread = threading.Thread(target=lambda: tids.append(threading.get_native_id()), name="export")
+thread.start()
+thread.join()
+print(json.dumps([code, len(tids)]))
+""")
+    assert result == [errno.EMFILE, 1]
