@@ -201,8 +201,8 @@ class ExportQueue:
                 self._settling -= 1
 
     def find_storage_error(self) -> str:
-        """Returns why the last write to the spool failed; empty if it succeeded."""
-        return self._storage.write_error
+        """Returns why the last write to or read from the spool failed; empty if it succeeded."""
+        return self._storage.write_error or self._storage.read_error
 
     def _adopt_carried(self) -> None:
         """Queue the batches that earlier runs left in the spool."""
@@ -375,9 +375,11 @@ class ExportQueue:
         if held.batches or held.stored is None or self._spool is None:
             return held.batches
         try:
-            return (self._spool.read(held.stored),)
+            batch = self._spool.read(held.stored)
         except (OSError, ValueError) as error:
             return None if self._storage.may_read_later(error) else ()
+        self._storage.note_read()
+        return (batch,)
 
     def _put_back(self, held: Held) -> None:
         """Return a batch that cannot be read now to the front of the queue."""

@@ -21,11 +21,12 @@ class StorageLog:
 
     Attributes:
         write_error: the error of the last write; empty if it succeeded.
+        read_error: the error of the last read, if it may pass; else empty.
     """
 
     def __init__(self, name: Callable[[], str]) -> None:
         self._name = name
-        self.write_error = self._read_error = ""
+        self.write_error = self.read_error = ""
 
     def note_writing(self, error: OSError | None, consequence: str = "") -> None:
         """Log the error of a write and its consequence; None means success."""
@@ -41,13 +42,20 @@ class StorageLog:
 
     def may_read_later(self, error: OSError | ValueError) -> bool:
         """Log the error of a read. Returns False if the batch is lost or damaged."""
-        last, self._read_error = self._read_error, describe_error(error)
+        text = describe_error(error)
         if not isinstance(error, OSError) or error.errno in _DAMAGED:
-            _log.warning("%s: %s", self._name(), self._read_error)
+            _log.warning("%s: %s", self._name(), text)
             return False
-        if self._read_error != last:
-            _log.warning("%s: %s; trying again (logged once)", self._name(), self._read_error)
+        if text != self.read_error:
+            _log.warning("%s: %s; trying again (logged once)", self._name(), text)
+        self.read_error = text
         return True
+
+    def note_read(self) -> None:
+        """Record that a read succeeded, so that its next error is logged."""
+        if self.read_error:
+            _log.info("%s: the spool is readable again", self._name())
+        self.read_error = ""
 
 
 def explain_refusal(directory: str, error: OSError) -> ExportError:

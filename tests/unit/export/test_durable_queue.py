@@ -232,11 +232,12 @@ def test_an_unreadable_batch_is_counted_as_lost(open_queue, tmp_path):
 def test_a_batch_that_cannot_be_read_for_a_while_is_kept(open_queue, monkeypatch, caplog):
     """The process may have no free file descriptor."""
     monkeypatch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.02)
-    failures = iter([errno.EMFILE, errno.EMFILE, errno.ENOMEM])
-    read = Spool.read
+    failures = iter([errno.EMFILE, errno.EMFILE, errno.ENOMEM, None, errno.ENOMEM])
+    read, errors = Spool.read, []
 
     def read_later(self, stored):
         if number := next(failures, None):
+            errors.append(queue.find_storage_error())
             raise OSError(number, os.strerror(number))
         return read(self, stored)
 
@@ -247,7 +248,11 @@ def test_a_batch_that_cannot_be_read_for_a_while_is_kept(open_queue, monkeypatch
     assert queue.force_flush(60_000)
     assert numbers(receiver) == [1, 2]
     assert check(queue)[1:4] == (3, {}, 0)
-    assert [record.message.count("trying again") for record in caplog.records] == [1, 1]
+    assert queue.find_storage_error() == ""
+    emfile, enomem = os.strerror(errno.EMFILE), os.strerror(errno.ENOMEM)
+    assert errors == ["", emfile, emfile, ""]
+    logged = [text for text in caplog.messages if "trying again" in text]
+    assert [text.split(": ")[1].split(";")[0] for text in logged] == [emfile, enomem, enomem]
 
 
 def test_a_rejected_batch_does_not_block_the_next(open_queue):
