@@ -1,6 +1,5 @@
 """Symbolizes the code in a recording by build id, using this host's files and kernel."""
 
-from collections.abc import Iterable
 from os.path import basename
 
 from otel_kprofiler.model import KERNEL_SIDE, BuildId, FileId, Frame, Module
@@ -17,14 +16,11 @@ from otel_kprofiler.symbols import (
 class CodeNames:
     """Symbolizes code in this host's user-space binaries and kernels. Not thread-safe.
 
-    ``paths`` are additional files to search; see :class:`InstalledFiles`. Without a ``symbolizer``,
-    the running kernel's symbols are read on first use.
+    Without a ``symbolizer``, the running kernel's symbols are read on first use.
     """
 
-    def __init__(
-        self, paths: Iterable[str] = (), symbolizer: KernelSymbolizer | None = None
-    ) -> None:
-        self._files = InstalledFiles(SymbolSources(), paths)
+    def __init__(self, symbolizer: KernelSymbolizer | None = None) -> None:
+        self._files = InstalledFiles(SymbolSources())
         self._symbolizer = symbolizer
         self._installed: InstalledKernel | None = None
 
@@ -32,7 +28,8 @@ class CodeNames:
         """See :class:`Names`."""
         if not build_id:
             return None
-        identity = FileIdentity(basename(path), BuildId(build_id), FileId(""))
+        absolute = path if path.startswith("/") else ""
+        identity = FileIdentity(basename(path), BuildId(build_id), FileId(""), absolute)
         return self._files.frame(identity, offset, offset)
 
     def find_kernel(self, module: Module, rva: int, address: int) -> Frame | None:

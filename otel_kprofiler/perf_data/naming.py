@@ -9,7 +9,10 @@ class Names(Protocol):
     """Finds names for code addresses."""
 
     def find_user(self, path: str, build_id: str, offset: int) -> Frame | None:
-        """Returns the frame at a file offset; None if no file on this host has the build id."""
+        """Returns the frame at a file offset; None if no file on this host has the build id.
+
+        ``path`` is the file's path on the recorded host, as the argument of ``os.fsencode``.
+        """
 
     def find_kernel(self, module: Module, rva: int, address: int) -> Frame | None:
         """Returns the frame at a kernel address; None if this host lacks the symbols.

@@ -1,5 +1,6 @@
 """Resolves each sample's call chain using the mappings that existed at its timestamp."""
 
+import os
 import struct
 from collections.abc import Iterator
 from os.path import basename
@@ -141,7 +142,7 @@ class Stacks:
     def _make_user_frame(self, mapping: FileMapping, offset: int) -> Frame:
         build_id = self._build_id(mapping, mapping.path)
         path = decode_name(mapping.path)
-        frame = self._names.find_user(path, build_id or "", offset)
+        frame = self._names.find_user(os.fsdecode(mapping.path), build_id or "", offset)
         if frame is not None:
             return frame
         module = self._loaded.get(mapping)

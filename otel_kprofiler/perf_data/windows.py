@@ -1,6 +1,5 @@
 """Converts the samples in a ``perf.data`` file to a window of profiles."""
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -81,9 +80,7 @@ def read_perf_data(
     if names is None:
         from otel_kprofiler.perf_data.code_names import CodeNames  # noqa: PLC0415 - imports symbols
 
-        names = CodeNames(
-            os.fsdecode(path) for path in reader.file.build_ids if path.startswith(b"/")
-        )
+        names = CodeNames()
     recording = _Recording(reader, Stacks(reader.file.build_ids, names))
     for record in records:
         recording.add(record)

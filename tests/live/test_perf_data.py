@@ -86,6 +86,16 @@ def test_functions_have_the_counts_and_names_that_perf_reports(recorded):
     assert agreed >= 0.98 * theirs.total(), "aliases of an address may differ"
 
 
+def test_functions_have_names_if_only_mapping_records_have_build_ids(recorded):
+    """``perf record --buildid-mmap`` writes no table of build ids."""
+    run(recorded, "perf", "record", "-q", "-N", "-e", "cpu-clock", "-F", "499", "-g",
+        "--buildid-mmap", "-o", "mapped.data", "./work")  # fmt: skip
+    document = run_checked("report", "--json", "mapped.data", cwd=recorded).stdout
+    (kind,) = json.loads(document)["kinds"]
+    names = {group["name"]: group["place"] for group in kind["groups"]}
+    assert (names["outer"], names["main"]) == ("work", "work")
+
+
 def test_every_kind_of_report_can_be_generated_from_a_perf_recording(recorded):
     report(recorded, "-o", "flame.html")
     report(recorded, "-o", "converted.otlp")

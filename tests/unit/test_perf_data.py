@@ -272,6 +272,21 @@ def test_leaf_addresses_of_kernel_and_user_stacks_are_not_decremented():
     ]]  # fmt: skip
 
 
+def test_names_are_searched_by_path_and_build_id_of_the_mapping():
+    """Paths are byte strings; they are passed as os.fsdecode() returns them."""
+    searched = []
+
+    class Searched(NoNames):
+        def find_user(self, path, build_id, offset):
+            searched.append((path, build_id, offset))
+
+    identity = struct.pack("<BxxxBBBB16x", 4, 0xAB, 0xCD, 0xEF, 0x01)
+    body = struct.pack("<IIQQQ", 7, 7, 0x1000, 0x1000, 0x300) + identity
+    body += struct.pack("<II", 5, 2) + b"/srv/a\xff\0" + ids(7, 10)
+    read(made(record(10, body, 1 << 14 | 2), sample(7, 30, USER, 0x1010)), Searched())
+    assert searched == [("/srv/a\udcff", "abcdef01", 0x310)]
+
+
 def test_bpf_programs_are_named_by_their_ksymbol_records():
     symbol = struct.pack("<QIHH", 0xFFFFFFFFC1000000, 64, 1, 0) + string("bpf_prog_1_x")
     window, _ = read(made(

@@ -33,19 +33,24 @@ MAX_FILES_LISTED: Final = 1_000_000
 
 
 class FileIdentity(NamedTuple):
-    """Identifies a file across hosts. An unknown id is empty. The name excludes directories."""
+    """Identifies a file across hosts. An unknown id is empty. The name excludes directories.
+
+    ``path`` is the file's absolute path on the profiled host, which is searched first; empty if
+    unknown.
+    """
 
     name: str
     build_id: BuildId
     file_id: FileId
+    path: str = ""
 
 
 class InstalledFiles:
     """Finds a profile's files on this host: by build id; otherwise, by hash. Not thread-safe.
 
-    Candidates are the files at ``paths``, files with the same name below ``directories`` (by
-    default :data:`DIRECTORIES`) or mapped by a process, and debug files with the build id. Each
-    candidate is opened once.
+    Candidates are the file at the path on the profiled host, the files at ``paths``, files with the
+    same name below ``directories`` (by default :data:`DIRECTORIES`) or mapped by a process, and
+    debug files with the build id.
     """
 
     def __init__(
@@ -85,14 +90,16 @@ class InstalledFiles:
         if wanted.name == VDSO_NAME:
             image = find_vdso(self._files)
             return None if image is None else self._read_source(ImageSource(image), wanted)
-        for path in self._candidates(wanted.name):
+        for path in self._candidates(wanted.name, wanted.path):
             code = self._read(path, wanted)
             if code is not None:
                 return code
         return None
 
-    def _candidates(self, name: str) -> Iterator[str]:
+    def _candidates(self, name: str, path: str) -> Iterator[str]:
         """Yields candidate paths; lists directories at most once, and only if needed."""
+        if path:
+            yield path
         yield from self._given
         if self._mapped is None:
             self._mapped = _by_name(self._list_mapped())

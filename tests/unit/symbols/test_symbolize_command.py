@@ -324,6 +324,17 @@ def test_installed_files_are_located_by_name_and_verified_by_id(tmp_path, progra
     assert files.find(FileIdentity("tool", BuildId(""), FileId(""))) is None
 
 
+def test_a_file_is_located_by_its_path_on_the_profiled_host(tmp_path, program, unmarked):
+    copy = tmp_path / "moved"
+    shutil.copy(program, copy)
+    known = ElfResolver(copy)
+    files = InstalledFiles(SymbolSources(), directories=[])
+    identity = FileIdentity("tool", known.build_id or BuildId(""), known.file_id)
+    assert files.find(identity) is None
+    assert files.find(identity._replace(path=str(unmarked))) is None
+    assert files.find(identity._replace(path=str(copy))) is not None
+
+
 def test_symbolize_searches_files_mapped_by_processes(tmp_path, program):
     copy = tmp_path / "of-a-process"
     shutil.copy(sys.executable, copy)
