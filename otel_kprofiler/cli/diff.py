@@ -18,8 +18,10 @@ from otel_kprofiler.cli.report import GROUPING, drop_idle, show, terminal_width
 from otel_kprofiler.cli.sources import Choice, describe_source, is_table, load_table, outside_error
 from otel_kprofiler.cli.types import ParsedType
 from otel_kprofiler.clickhouse import PAGE, Need, need_of
+from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.formats import Interval, compared_columns, page
 from otel_kprofiler.model import ProfileKind
+from otel_kprofiler.text import escape_controls
 
 _FILTERS: Final = frozenset(Filter.__dataclass_fields__)
 _TOO_MUCH: Final = 1
@@ -121,6 +123,12 @@ def command(
         None if is_table(after or before) else _resolve(second, time_after, "--time-after")
     )
     check_matches(chosen, first, second)
+    if set(first.kinds).isdisjoint(second.kinds):
+        raise KProfilerError(
+            "the profiles have no sample kind in common",
+            hint=f"compare profiles of the same kind: BEFORE has {_list_kinds(first)}, and AFTER "
+            f"has {_list_kinds(second)}",
+        )
     compared = [
         (kind, parts, _compare(parts, by, way))
         for kind in first.kinds
@@ -150,7 +158,7 @@ def command(
                 lines += table(by, changes[: limit or None], kind, way, width)
             if limit and len(changes) > limit:
                 lines.append(f"{len(changes) - limit:,} more; --limit 0 shows all")
-        show(lines or ["one side has no samples, or the sides have no sample kind in common"])
+        show(lines or ["neither side has samples"])
     if fail_above is not None and any(
         change.is_changed and _gain(kind, change, way) > fail_above / 100
         for kind, _, changes in compared
@@ -162,6 +170,11 @@ def command(
 command.params += [
     parameter for parameter in report.command.params if parameter.name in (*_FILTERS, "idle")
 ]
+
+
+def _list_kinds(samples: Samples) -> str:
+    kinds = (f"{kind.name} ({kind.unit})" for kind in samples.kinds)
+    return escape_controls(", ".join(kinds)) or "none"
 
 
 def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:

@@ -120,6 +120,16 @@ def test_two_intervals_in_one_profile_are_compared(tmp_path):
     assert kind["groups"][0]["changed"]
 
 
+def test_profiles_without_a_common_kind_are_an_error(files, tmp_path):
+    sample = WindowSample(make_stack("f"), 7, "dd", 0, None, [START], [5])
+    window = make_window(START, START + SECOND, ({}, [sample]), kind=OFF_CPU, period_ns=0)
+    done = run(files[0], write_otlp(tmp_path / "c", window), "--fail-above", "0")
+    assert (done.exit_code, str(done.exception)) == (
+        1, "the profiles have no sample kind in common"
+    )  # fmt: skip
+    assert "BEFORE has on_cpu (nanoseconds), and AFTER has off_cpu" in done.exception.hint
+
+
 @pytest.mark.parametrize("times", ["30s..40s", "3s..1s", "2s..2s", "10:00:00..11:00:00"])
 def test_a_time_range_outside_the_profile_is_an_error(tmp_path, times):
     path = write(tmp_path / "c", [(10, 20)])
