@@ -1,8 +1,10 @@
 """Reads pprof's ``profile.proto`` (github.com/google/pprof, proto/profile.proto).
 
-Each value type becomes a sample kind. ``samples`` and CPU time both belong to the on-CPU kind. The
-format has no sample timestamps, so every sample is assigned the time of the profile. Labels are
-kept, except for those that identify the thread, which set the sample's process, thread and CPU.
+Each value type becomes a sample kind. ``samples`` and CPU time both belong to the on-CPU kind, if
+the time is a multiple of the period. With other kinds, ``samples`` states how many samples a value
+is the sum of. The format has no sample timestamps, so every sample is assigned the time of the
+profile. Labels are kept, except for those that identify the thread, which set the sample's process,
+thread and CPU.
 """
 
 import re
@@ -45,6 +47,8 @@ _KERNEL_FLOOR: Final = 1 << 63
 _KERNEL: Final = re.compile(r"vmlinux$|\[kernel")
 _COUNT: Final = ("samples", "count")
 _CPU_TIME: Final = ("cpu", "nanoseconds")
+_MOST_DIVIDED: Final = 1_000_000
+"""Maximum number of values after sums of several samples have been divided among the samples."""
 _OF_THREAD: Final = frozenset({"process", "pid", "thread", "tid", "cpu"})
 """Labels that describe a sample's thread and CPU, as in files that ``record`` writes."""
 
@@ -98,32 +102,46 @@ class _Reader:
         if any(len(sample.values) != len(types) for sample in samples):
             raise PayloadError("a sample does not have one value for each sample type")
         period = self._numbers.get(_PERIOD, 0)
-        if types == [_COUNT, _CPU_TIME] and all(
-            sample.values[1] == sample.values[0] * period for sample in samples
-        ):
-            kinds = [(0, ON_CPU, period)]
-        else:
-            kinds = [
-                (number, ProfileKind(type_, type_, unit), 0)
-                for number, (type_, unit) in enumerate(types)
-                if len(types) == 1 or (type_, unit) != _COUNT
-            ]
-        profiles = [self._profile(samples, start, *kind) for kind in kinds]
+        counts = parts = [1] * len(samples)
+        if _COUNT in types and len(types) > 1:
+            counts = [sample.values[types.index(_COUNT)] for sample in samples]
+            if min(counts, default=0) > 0 and sum(counts) * len(types) <= _MOST_DIVIDED:
+                parts = counts
+        profiles = []
+        for number, type_ in enumerate(types):
+            if type_ == _COUNT and len(types) > 1:
+                continue
+            values = [sample.values[number] for sample in samples]
+            kind, kind_period = ProfileKind(type_[0], *type_), 0
+            if type_ == _CPU_TIME and _COUNT in types and _is_periodic(values, counts, period):
+                kind, kind_period = ON_CPU, period
+                values = [
+                    count if value else 0 for value, count in zip(values, counts, strict=True)
+                ]
+            profiles.append(self._profile(samples, start, kind, kind_period, values, parts))
         return Window(start, start + max(1, self._numbers.get(_DURATION_NANOS, 0)), profiles)
 
-    def _profile(
-        self, samples: Sequence[_Sample], time: int, number: int, kind: ProfileKind, period: int
+    def _profile(  # noqa: PLR0917 - columns of the same table
+        self,
+        samples: Sequence[_Sample],
+        time: int,
+        kind: ProfileKind,
+        period: int,
+        values: Sequence[int],
+        parts: Sequence[int],
     ) -> Profile:
+        """Returns a profile with one value per sample, each divided into a number of ``parts``."""
         groups: dict[tuple[str, str], list[WindowSample]] = {}
-        for sample in samples:
-            if value := sample.values[number]:
+        for sample, value, count in zip(samples, values, parts, strict=True):
+            if value:
+                divided = [value] if kind.counts_samples else _divide(value, count)
                 labels = sample.labels
                 owner = str(labels.get("process", "")), str(labels.get("pid", ""))
                 groups.setdefault(owner, []).append(
                     WindowSample(
                         self._stack(sample.locations), _integer(labels.get("tid")),
                         str(labels.get("thread", "")), _integer(labels.get("cpu")), None,
-                        [time], [value], _other_labels(labels),
+                        [time] * len(divided), divided, _other_labels(labels),
                     )
                 )  # fmt: skip
         resources = [
@@ -214,6 +232,22 @@ class _Reader:
 
     def _all(self, number: int) -> list[bytes]:
         return self._messages.get(number, [])
+
+
+def _is_periodic(values: Sequence[int], counts: Sequence[int], period: int) -> bool:
+    """Returns whether each value is a number of samples times the period.
+
+    Values of 0 belong to samples of other kinds, if there are values greater than 0.
+    """
+    pairs = zip(values, counts, strict=True)
+    return all(value in (0, count * period) for value, count in pairs) and (
+        any(values) or not values
+    )
+
+
+def _divide(value: int, count: int) -> list[int]:
+    """Divides a value among ``count`` samples; the first one gets the remainder."""
+    return [value - value // count * (count - 1), *([value // count] * (count - 1))]
 
 
 def _other_labels(labels: Mapping[str, str | int]) -> LabelSet:

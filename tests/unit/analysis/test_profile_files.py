@@ -13,6 +13,7 @@ from otel_kprofiler.errors import KProfilerError, PayloadError
 from otel_kprofiler.formats import FORMATS, folded, parse_pprof
 from otel_kprofiler.model import KERNEL_SIDE as KERNEL
 from otel_kprofiler.model import (
+    OFF_CPU,
     PYTHON_SIDE,
     FileId,
     Frame,
@@ -22,10 +23,11 @@ from otel_kprofiler.model import (
     ProfileKind,
     SideKind,
     Stack,
+    Window,
     WindowSample,
 )
 from otel_kprofiler.model import USER_SIDE as NATIVE
-from tests.windows import VMLINUX, make_stack, make_window
+from tests.windows import VMLINUX, make_profile, make_stack, make_window
 
 START = 1_600_000_000 * 10**9
 JVM = SideKind("jvm", "jvm", "user", has_files=True)
@@ -189,6 +191,21 @@ def test_a_truncated_pprof_file_raises_only_the_documented_error(size):
         parse_pprof(data[:size])
     except PayloadError as error:
         assert error.message  # noqa: PT017 - any cut is allowed to be whole
+
+
+def test_pprof_files_with_several_kinds_keep_the_number_of_samples(tmp_path):
+    """pprof adds up the values of samples that are equal except for their times."""
+    on_cpu = WindowSample(make_stack("f"), 7, "main", 0, None, [START, START + 1], [])
+    off_cpu = WindowSample(make_stack("g"), 7, "main", 0, None, [START] * 3, [5, 6, 9])
+    profiles = [
+        make_profile(({}, [on_cpu]), period_ns=10**7),
+        make_profile(({}, [off_cpu]), kind=OFF_CPU, period_ns=0),
+    ]
+    samples = load_samples(read(tmp_path, WRITE["pprof"]([Window(START, START + 9, profiles)])))
+    assert [
+        (kind.name, samples.of_kind(kind).count, sum(samples.of_kind(kind).weights()))
+        for kind in samples.kinds
+    ] == [("on_cpu", 2, 2 * 10**7), ("off_cpu", 3, 20)]
 
 
 def test_labels_in_pprof_files_become_sample_labels():
