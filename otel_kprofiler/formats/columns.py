@@ -334,9 +334,15 @@ def _kind(kind: ProfileKind, periods: Collection[int]) -> dict[str, Any]:
     if len(periods) == 1:
         (period_ns,) = periods
         unit = unit_of(kind)
-    else:
-        period_ns = 0  # the values are times, not numbers of samples
-    return {"name": kind.name, "unit": unit, "period_ns": period_ns, "measure": measure}
+        return {"name": kind.name, "unit": unit, "period_ns": period_ns, "measure": measure}
+    # The values are times, not numbers of samples.
+    return {
+        "name": kind.name,
+        "unit": unit,
+        "period_ns": 0,
+        "measure": measure,
+        "longest_ns": max(periods, default=0),
+    }
 
 
 def pack(numbers: Sequence[int]) -> str:

@@ -32,6 +32,7 @@ from tests.browser.flame_graph import (
     window,
 )
 from tests.browser.generated import busy_host
+from tests.windows import make_window
 
 
 def test_frame_widths_are_proportional_to_values_and_the_page_makes_no_network_requests(page):
@@ -380,6 +381,23 @@ def test_insignificant_differences_are_not_coloured(browser):
     assert len({fill(browser, name) for name in ("one", "other", "all")}) == 1
     hover(browser, "one")
     assert "may be chance" in text(browser, "details")
+
+
+def test_insignificant_differences_between_rates_are_not_coloured(browser):
+    """The profiles have 51 and 98 samples, at different rates."""
+
+    def interval(period_ns, counts):
+        samples = [sample([frame(name)], count) for name, count in counts.items()]
+        made = make_window(10**18, 10**18 + 5 * 10**9, ({}, samples), period_ns=period_ns)
+        return Interval(str(period_ns), [made], made.start_unix_ns, made.end_unix_ns)
+
+    first = interval(10**7, {"one": 25, "other": 25, "rare": 1})
+    second = interval(5 * 10**6, {"one": 44, "other": 53, "rare": 1})
+    browser.show_page(page_of(compared_columns([first, second])))
+    assert len({fill(browser, name) for name in ("one", "other", "all")}) == 1
+    third = interval(5 * 10**6, {"one": 10, "other": 90, "rare": 1})
+    browser.show_page(page_of(compared_columns([first, third])))
+    assert len({fill(browser, name) for name in ("one", "other", "all")}) == 3
 
 
 def test_a_page_with_two_intervals_opens_as_a_comparison(browser):

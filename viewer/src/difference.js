@@ -1,7 +1,7 @@
 // Differences between two shares.
 
 const SURE = 2; // standard deviations; larger differences are not due to chance
-const LEAST = 0.0005; // part of all, for kinds that do not count samples
+const LEAST = 0.0005; // part of all, for kinds whose values vary from sample to sample
 
 // Returns how a share changed: the difference in `by`, as a part of 1, and its colour.
 export function difference(one, ones, other, others, kind) {
@@ -9,8 +9,9 @@ export function difference(one, ones, other, others, kind) {
   const after = others ? other / others : 0;
   const by = after - before;
   const variance = (part, all) => (all ? (part * (1 - part) + 1 / all) / all : 0);
-  const margin = kind.unit === "samples"
-    ? SURE * Math.sqrt(variance(before, ones) + variance(after, others))
+  const size = kind.unit === "samples" ? 1 : kind.longest_ns;
+  const margin = size
+    ? SURE * Math.sqrt(variance(before, ones / size) + variance(after, others / size))
     : LEAST;
   const isChance = Math.abs(by) <= margin;
   const strength = Math.min(3, Math.ceil((3 * Math.abs(by)) / Math.max(before, after)));

@@ -1,6 +1,7 @@
 // The recorded data: columns of numbers, which refer to each other and to one list of strings.
 //
-//   kinds                 name, unit (of counts), period_ns (time of one count, 0 if none), measure
+//   kinds                 name, unit (of counts), period_ns (time of one count, 0 if none), measure;
+//                         longest_ns, the longest period, if counts are times because periods differ
 //   start_ms, bin_ms      Unix time of the first bin, and the width of each
 //   bins                  number of bins; parts, if there are several: name, start_ms, bins
 //   strings               each distinct text once

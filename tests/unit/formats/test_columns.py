@@ -48,7 +48,13 @@ def test_samples_outside_their_window_are_clamped_to_it():
 def test_samples_taken_at_two_rates_are_weighted_by_period():
     data = columns([window(0, 1, [0]), window(1, 2, [1], period_ns=20_000_000)])
     assert data["kinds"] == [
-        {"name": "on_cpu", "unit": "nanoseconds", "period_ns": 0, "measure": "cpu"}
+        {
+            "name": "on_cpu",
+            "unit": "nanoseconds",
+            "period_ns": 0,
+            "measure": "cpu",
+            "longest_ns": 20_000_000,
+        }
     ]
     assert column(data, "count") == [10_000_000, 20_000_000]
 
