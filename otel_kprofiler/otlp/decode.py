@@ -4,6 +4,7 @@ Values that OTLP cannot represent are set to defaults, such as offset 0 for fram
 modules. A kernel, user or Python stack without a status is complete, or not collected if empty.
 """
 
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -54,6 +55,9 @@ def decode_windows(
 ) -> list[Window]:
     """Decode serialized requests in any form, and merge the parts of each window.
 
+    Profiles that a sender repeated in a later request, which have the same ``profile_id``, are
+    decoded once.
+
     ``on_damage`` is called for each unreadable or truncated message. If ``on_damage`` returns, the
     readable part of the message is used. By default, only the last message may be truncated. Raises
     ``PayloadError`` if the data is not OTLP profiles, has a layout older than opentelemetry-proto
@@ -67,6 +71,18 @@ def decode_windows(
             except PayloadError as error:
                 on_damage(error)
     return decoder.windows()
+
+
+def _identify(profile: Any) -> bytes:
+    """Returns the same bytes for a profile and its repetitions; empty if the profile has no id.
+
+    Includes times, in case that a Collector divides a profile into parts with the same id.
+    """
+    if not profile.profile_id or not profile.samples:
+        return b""
+    first, last = profile.samples[0].timestamps_unix_nano, profile.samples[-1].timestamps_unix_nano
+    numbers = profile.time_unix_nano, len(profile.samples), sum(first[:1]), sum(last[-1:])
+    return bytes(profile.profile_id) + struct.pack("<4Q", *numbers)
 
 
 @contextmanager
@@ -84,12 +100,17 @@ class _Decoder:
         self._waits: dict[tuple[ProfileKey, _ResourceKey], WaitTotals] = {}
         self._resources: dict[_ResourceKey, Resource] = {}
         self._shared = SharedValues()
+        self._seen: set[bytes] = set()
+        """Identities of the profiles in earlier messages."""
+        self._new: set[bytes] = set()
 
     def add(self, message: Any) -> None:
         """Add a message's readable profiles, then raise an error if any profile is unreadable."""
         with _indices_checked():
             tables = Tables(message.dictionary, self._shared)
         problems: list[PayloadError] = []
+        self._seen |= self._new
+        self._new.clear()
         for resource_profiles in message.resource_profiles:
             with _indices_checked():
                 resource = self._resource(resource_profiles, tables.values)
@@ -104,7 +125,9 @@ class _Decoder:
             raise DamagedProfilesError(problems[0], len(problems))
 
     def _add(self, profile: Any, resource: _ResourceKey, tables: Tables) -> None:
-        key = tables.profile_key(profile)
+        key, profile_id = tables.profile_key(profile), _identify(profile)
+        if profile_id in self._seen:
+            return
         if profile.attribute_indices:
             attributes = tables.attributes(profile.attribute_indices)
             self._accounts.setdefault(key, {}).update(attributes)
@@ -117,6 +140,8 @@ class _Decoder:
             if series is None:
                 series = samples[identity] = _Series()
             series.add(profile, sample)
+        if profile_id:
+            self._new.add(profile_id)
 
     def _resource(self, resource_profiles: Any, values: Values) -> _ResourceKey:
         attributes = dict(values.read_all(resource_profiles.resource.attributes))

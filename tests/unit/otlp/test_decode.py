@@ -31,6 +31,12 @@ def line(window):
     return encode_window(window, form=Form.JSON).batches[0].payload + b"\n"
 
 
+def profiles_of(message):
+    for resource_profiles in message.resource_profiles:
+        for scope_profiles in resource_profiles.scope_profiles:
+            yield from scope_profiles.profiles
+
+
 def prefixed(*payloads):
     return b"".join(len(item).to_bytes(4, "big") + item for item in payloads)
 
@@ -42,6 +48,33 @@ def test_a_protobuf_message_that_starts_like_json_is_decoded():
     assert data.startswith(b"\n{")
     (parsed,) = parse_payloads(data)
     assert parsed.message == message
+
+
+def test_profiles_that_a_sender_repeated_are_decoded_once(window, payload, line):
+    """Delivery is at least once: a request is sent again if its response is lost."""
+    (once,) = decode_windows(payload)
+    for data in (prefixed(payload, payload), line + line, [payload, payload]):
+        (result,) = decode_windows(data)
+        assert result.sample_count == once.sample_count
+    (same_window,) = decode_windows([payload, encode_window(window).batches[0].payload])
+    assert same_window.sample_count == 2 * once.sample_count, "the profiles have other ids"
+
+
+def test_profiles_without_ids_and_parts_of_a_profile_are_all_decoded(payload):
+    message = ExportProfilesServiceRequest.FromString(payload)
+    (once,) = decode_windows(payload)
+    parts = []
+    for at in range(2):
+        part = ExportProfilesServiceRequest.FromString(payload)
+        for profile in profiles_of(part):
+            del profile.samples[1 - at :: 2]
+        parts.append(part.SerializeToString())
+    assert sum(window.sample_count for window in decode_windows(parts)) == once.sample_count
+    for profile in profiles_of(message):
+        profile.profile_id = b""
+    unmarked = message.SerializeToString()
+    (twice,) = decode_windows([unmarked, unmarked])
+    assert twice.sample_count == 2 * once.sample_count
 
 
 def test_runs_of_zeros_between_messages_are_skipped(payload):
