@@ -63,7 +63,7 @@ class Report:
         every, samples = samples, self._shown(samples)
         function = self.callers_of or self.callees_of
         unit, whole = kind.unit, sum(samples.weights())
-        yield _summary(kind, samples, whole, every.times)
+        yield _summary(kind, samples, whole, every)
         yield from self._beside(kind, every, samples)
         if not samples:
             return
@@ -225,8 +225,12 @@ def span_times_as_dict(times: Sequence[SpanTime]) -> dict[str, Any]:
     return {"by": TRACE, "unit": _NS, "spans": [row._asdict() for row in times]}
 
 
-def _summary(kind: ProfileKind, samples: Samples, whole: int, times: Sequence[int]) -> str:
-    first, last = min(times), max(times)
+def _summary(kind: ProfileKind, samples: Samples, whole: int, every: Samples) -> str:
+    first, last = min(every.times), max(every.times)
+    if first == last:  # a single sample, or a file without times, such as pprof
+        windows = [every.tables.origins[origin] for origin in set(every.origins)]
+        first = min(window.start_unix_ns for window in windows)
+        last = max(window.end_unix_ns for window in windows)
     start = datetime.fromtimestamp(first / 1e9, tz=UTC)
     parts = [
         f"{escape_controls(kind.name)}: {samples.count:,} sample{'s' * (samples.count != 1)}",

@@ -171,6 +171,12 @@ def test_percentages_of_callers_and_callees_are_relative_to_the_function(profile
     ]
 
 
+def test_the_duration_of_a_profile_without_times_is_that_of_its_window(tmp_path):
+    sample = WindowSample(READ, 7, "a", 0, None, [START, START])
+    window = make_window(START, START + 30 * SECOND, ({}, [sample]), period_ns=SECOND)
+    assert "30.0 s from 2020-09-13 12:26:40 UTC" in report(write_otlp(tmp_path / "a", window))
+
+
 def test_callers_of_an_unknown_function_are_an_error(profile):
     message, hint = fails("--callers", "vfs_reed", profile)
     assert message == "no sample matches --callers vfs_reed"
