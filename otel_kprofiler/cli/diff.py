@@ -3,13 +3,14 @@
 import json
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 import click
 
 from otel_kprofiler.analysis import Change, Filter, Part, Samples, compare, group_samples
 from otel_kprofiler.cli import report
-from otel_kprofiler.cli.diff_table import Way, as_dict, summary, table
+from otel_kprofiler.cli.diff_table import Way, as_dict, rate_of, summary, table
 from otel_kprofiler.cli.moments import Moment, parse_moment
 from otel_kprofiler.cli.no_match import check_matches
 from otel_kprofiler.cli.output import Output, reveals_addresses
@@ -160,8 +161,8 @@ def command(
                 lines.append(f"{len(changes) - limit:,} more; --limit 0 shows all")
         show(lines or ["neither side has samples"])
     if fail_above is not None and any(
-        change.is_changed and _gain(kind, change, way) > fail_above / 100
-        for kind, _, changes in compared
+        change.is_changed and _gain(kind, change, way, rate_of(parts[0])) > fail_above / 100
+        for kind, parts, changes in compared
         for change in changes
     ):
         raise click.exceptions.Exit(_TOO_MUCH)
@@ -209,10 +210,17 @@ def _resolve(samples: Samples, times: _Range | None, option: str) -> _UnixRange 
     return start, end
 
 
-def _gain(kind: ProfileKind, change: Change, way: Way) -> float:
-    """Returns a group's growth: a fraction or, with ``--per time``, CPUs or events per second."""
+def _gain(kind: ProfileKind, change: Change, way: Way, rate: float) -> float:
+    """Returns a group's growth as a fraction of all samples.
+
+    With ``--per time``, returns a fraction of one CPU or, for events, of ``rate``, the number of
+    events per second before.
+    """
     gain = max(change.own.change, change.total.change)
-    return gain / 1e9 if way is Way.TIME and kind.is_time else gain
+    if way is Way.SAMPLES:
+        return gain
+    whole = 1e9 if kind.is_time else rate
+    return gain / whole if whole else inf
 
 
 def _write_page(path: str, intervals: Sequence[Interval], title: str, *, force: bool) -> None:

@@ -30,7 +30,7 @@ def summary(
     kind: ProfileKind, before: Part, after: Part, changes: Sequence[Change], way: Way
 ) -> Iterator[str]:
     """Yields the summary's lines: the compared profiles, and the number of changed groups."""
-    rates = _rate(before), _rate(after)
+    rates = rate_of(before), rate_of(after)
     sides = " -> ".join(
         _describe_side(kind, part, rate) for part, rate in zip((before, after), rates, strict=True)
     )
@@ -51,7 +51,8 @@ def summary(
         yield f"nothing changed by more than chance ({len(changes):,} compared)"
 
 
-def _rate(part: Part) -> float:
+def rate_of(part: Part) -> float:
+    """Returns the total weight per second."""
     return sum(part.samples.weights()) * 1e9 / (part.end_ns - part.start_ns)
 
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from otel_kprofiler.cli.diff import command
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.model import OFF_CPU, ON_CPU, Window, WindowSample
+from otel_kprofiler.model import OFF_CPU, ON_CPU, ProfileKind, Window, WindowSample
 from tests.page import data
 from tests.windows import make_profile, make_stack, make_window, write_otlp
 
@@ -158,6 +158,25 @@ def test_offsets_are_relative_to_the_first_sample_of_any_kind(tmp_path):
 @pytest.mark.parametrize(("limit", "status"), [("39", 1), ("41", 0)])
 def test_the_exit_status_reports_increases_above_a_limit(files, limit, status):
     assert run(*files, "--fail-above", limit).exit_code == status
+
+
+@pytest.mark.parametrize(("limit", "status"), [("5", 1), ("7", 0)])
+def test_growth_of_event_rates_is_a_percentage_of_all_events_before(tmp_path, limit, status):
+    """One function grows from 500 to 560 of 1,000 events per second."""
+    paths = []
+    for number, counts in enumerate(({"f": 50, "g": 50}, {"f": 56, "g": 50})):
+        samples = [
+            WindowSample(
+                make_stack(name), 7, "dd", 0, None,
+                [START + at * SECOND // count for at in range(20 * count)],
+                [10] * 20 * count,
+            )
+            for name, count in counts.items()
+        ]  # fmt: skip
+        kind = ProfileKind("page_faults", "page_faults", "count")
+        window = make_window(START, START + 20 * SECOND, ({}, samples), kind=kind, period_ns=0)
+        paths.append(write_otlp(tmp_path / str(number), window))
+    assert run(*paths, "--per", "time", "--fail-above", limit).exit_code == status
 
 
 def test_insignificant_increases_do_not_change_the_exit_status(files):
