@@ -184,7 +184,8 @@ def _message(detail: Any, path: Path) -> str:
         message = message.replace(str(int(bound)), str(Duration(bound)))
     message = message.removeprefix("Value error, ").replace("Input should", "should")
     is_shown = isinstance(value, str | int | float) and "headers" not in path
-    shown = redact_address(value) if path[-1] in ADDRESSES else value
+    is_address = isinstance(value, str) and path[-1] in ADDRESSES
+    shown = redact_address(value) if is_address else value
     return f"{message}, not {shown!r}" if is_shown and message.startswith("should") else message
 
 

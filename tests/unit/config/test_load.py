@@ -122,6 +122,8 @@ def test_grpc_endpoints_are_parsed(endpoint):
     [
         ("otlp_grpc: {endpoint: localhost}", "should be host:port"),
         ("otlp_grpc: {endpoint: 'h:99999'}", "should be host:port"),
+        ("otlp_grpc: {endpoint: 4317}", "should be a valid string, not 4317"),
+        ("otlp_http: {endpoint: [a], proxy_url: {b: c}}", "proxy_url: should be a valid string"),
         (
             "otlp_grpc: {endpoint: 'h:1', headers: {'a b': x}}",
             "headers.(3 characters): should be a header name",
@@ -218,6 +220,7 @@ def test_unreadable_files_are_configuration_errors(tmp_path):
         "otlp_http: {endpoint: 'http://h/?token=s3cret'}",
         "otlp_http: {endpoint: 'http://h', proxy_url: 'me:s3cret@h:1'}",
         "otlp_http: {endpoint: 'http://h', proxy_url: 'http://me:s3cret@h\u2100'}",
+        "otlp_http: {endpoint: ['http://me:s3cret@h:1']}",
         "otlp_grpc: {endpoint: 'me:s3cret@h:4317'}",
         "otlp_grpc: {endpoint: 'h:1', proxy_url: 'https://me:s3cret@h:1'}",
         "otlp_grpc: {endpoint: 'h:1', headers: s3cret}",
