@@ -24,6 +24,12 @@ MAX_NUMBER_CHARS: Final = 64
 _QUOTED: Final = re.compile(r"'(.{2,})'")
 """Matches names of anchors and aliases in ruamel.yaml's messages, but not quoted syntax."""
 
+_UNUSABLE: Final = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
+"""Matches characters that neither file names nor requests can contain.
+
+Python represents bytes in the environment that are not UTF-8 as \\udc80 to \\udcff (PEP 383).
+"""
+
 _TAG: Final = "tag:yaml.org,2002:"
 _TYPED: Final = {_TAG + name for name in ("null", "bool", "int", "float")}
 _TEXT: Final = {_TAG + name for name in ("str", "timestamp")}
@@ -109,6 +115,8 @@ def parse_document(
         document.complain((), "not YAML: unknown version after %YAML")
     except RecursionError:
         document.complain((), "not YAML: nested too deeply")
+    except ValueError:  # chr() in ruamel.yaml
+        document.complain((), "not YAML: an escape sequence is not a Unicode character")
     else:
         if root is not None:
             document.marks[()] = Mark(_place(root), _place(root))
@@ -182,6 +190,9 @@ class _Reader:
             text, names = substitute(node.value, self._environ)
         except ValueError as error:
             self._document.complain(path, str(error))
+            return None
+        if _UNUSABLE.search(text):
+            self._document.complain(path, "contains a NUL character or a surrogate")
             return None
         tag = node.tag
         if text != node.value:

@@ -18,6 +18,7 @@ from otel_kprofiler.host import (
 from otel_kprofiler.model import MAX_FRAMES, PYTHON_FRAMES
 
 _MAX_PID = 4_194_304  # PID_MAX_LIMIT, include/linux/threads.h
+_MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1  # AnyValue.int_value, opentelemetry/proto/common/v1
 
 Target = Annotated[str, StringConstraints(min_length=1)]
 AttributeName = Annotated[str, StringConstraints(min_length=1)]
@@ -29,6 +30,8 @@ def _attribute(value: Any, _: Any) -> Any:
     kinds = {type(item) for item in items}
     if not kinds <= {str, bool, int, float} or len(kinds) > 1:
         raise ValueError("should be a string, number or Boolean, or a list of values of one type")
+    if any(isinstance(item, int) and not _MIN_INT64 <= item <= _MAX_INT64 for item in items):
+        raise ValueError("should be a number of at most 64 bits, or a string")
     return value
 
 

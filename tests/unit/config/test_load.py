@@ -78,6 +78,9 @@ def test_values_of_variables_are_converted_and_errors_name_the_variable():
         ("a: [", "not YAML"),
         ("%YAML 1.9\n---\na: 1\n", "not YAML: unknown version"),
         ("a: \x07", "not YAML"),
+        ('a: "\\U00110000"', "not YAML: an escape sequence"),
+        (MINIMAL.replace("debug:\n", 'file: {path: "x\\0"}\n'), "file.path: contains a NUL"),
+        (MINIMAL.replace("debug:\n", 'file: {path: "\\ud800"}\n'), "a surrogate"),
         (MINIMAL.replace("debug:", "otlp:", 1), "not available: use otlp_grpc"),
         (MINIMAL.replace("debug:", "debgu:", 1), "did you mean debug?"),
         (MINIMAL.replace("debug:", "otlp_grpc:", 1), "exporters.otlp_grpc.endpoint: is required"),
@@ -154,7 +157,7 @@ def test_the_configured_schema_version_is_passed_to_the_exporter(kind, version):
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        *[("text", "text"), ("3", 3), ("true", True)],
+        *[("text", "text"), ("3", 3), ("true", True), (f"{-(2**63)}", -(2**63))],
         *[("[a, b]", ["a", "b"]), ("[1, 2]", [1, 2]), ("[0.5]", [0.5]), ("[true]", [True])],
     ],
 )
@@ -164,7 +167,9 @@ def test_configured_resource_attributes_are_parsed(value, expected):
     }
 
 
-@pytest.mark.parametrize("value", ["{a: 1}", "[1, a]", "[[1]]", "~"])
+@pytest.mark.parametrize(
+    "value", ["{a: 1}", "[1, a]", "[[1]]", "~", f"{2**63}", f"[0, {-(2**63) - 1}]"]
+)
 def test_each_invalid_resource_attribute_causes_one_message(value):
     assert len(receiver(f"resource: {{k: {value}}}")) == 1
 
