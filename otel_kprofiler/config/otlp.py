@@ -11,8 +11,10 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_val
 from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.durations import Duration
 from otel_kprofiler.config.section import MEBIBYTE, AttributesKey, Exporter, Section, duration
+from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import (
     DEFAULT_MAX_BYTES,
+    HEADER_NAME,
     ClientSettings,
     OtlpSettings,
     Protocol,
@@ -31,11 +33,10 @@ ADDRESSES: Final = ("endpoint", "proxy_url")
 """Keys whose values may contain passwords."""
 
 _HOST_PORT: Final = re.compile(r"(?:dns:///)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]@]+):(\d{1,5})")
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 
 
 def _check_header_name(value: str) -> str:
-    if not _TOKEN.fullmatch(value):
+    if not HEADER_NAME.fullmatch(value):
         raise ValueError("should be a header name")
     return value
 
@@ -201,7 +202,13 @@ class SendingQueue(Section):
         return QueueSettings(self.queue_size, spool)
 
 
+def _reveal(headers: Mapping[str, SecretStr]) -> dict[str, str]:
+    return {name: value.get_secret_value() for name, value in headers.items()}
+
+
 class _Client(Exporter):
+    transport: ClassVar[Protocol] = "http/protobuf"
+
     endpoint: str  # declared here, so that it is the first key
     headers: dict[Annotated[str, AfterValidator(_check_header_name)], SecretStr] = Field(
         default={},
@@ -242,16 +249,17 @@ class _Client(Exporter):
     @field_validator("headers")
     @classmethod
     def _check_headers(cls, value: dict[str, SecretStr]) -> dict[str, SecretStr]:
-        for name, secret in value.items():
-            if not secret.get_secret_value().isprintable():
-                raise ValueError(f"the value of {name} contains control characters")
+        try:
+            ClientSettings(protocol=cls.transport, headers=_reveal(value)).checked_headers()
+        except ExportError as error:
+            raise ValueError(error.with_fix()) from error
         return value
 
     def _settings(self, protocol: Protocol, tls: Tls) -> OtlpSettings:
         client = ClientSettings(
             protocol=protocol,
             endpoint=self.endpoint,
-            headers={name: value.get_secret_value() for name, value in self.headers.items()},
+            headers=_reveal(self.headers),
             tls=tls.settings(),
             compression=self.compression,
             proxy_url=self.proxy_url,
@@ -269,6 +277,7 @@ class OtlpGrpc(_Client):
     """Sends profiles as OTLP over gRPC."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.GRPC
+    transport: ClassVar[Protocol] = "grpc"
 
     endpoint: str = Field(
         description="Address of the receiver: host:port, http://host:port, https://host:port or "

@@ -15,6 +15,7 @@ from otel_kprofiler.export.base import (
 )
 from otel_kprofiler.export.client import (
     DEFAULT_MAX_BYTES,
+    HEADER_NAME,
     METRICS,
     PROFILES,
     ClientSettings,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_MAX_BYTES",
     "DEFAULT_QUEUE_SIZE",
+    "HEADER_NAME",
     "METRICS",
     "PROFILES",
     "Answer",

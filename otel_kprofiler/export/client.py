@@ -39,6 +39,12 @@ METRICS: Final = Signal(
     "it does not receive OTLP metrics",
 )
 
+HEADER_NAME: Final = re.compile("[0-9A-Za-z_.-]+")
+_RESERVED: Final = re.compile(
+    "connection|content-type|grpc-.*|host|keep-alive|proxy-connection|te|transfer-encoding|upgrade"
+)
+"""Matches headers that HTTP/2 forbids (RFC 9113, 8.2.2) or that gRPC defines, in lower case."""
+
 Protocol = Literal["grpc", "http/protobuf", "http/json"]
 Compression = Literal["gzip", "none"]
 GRPC_ENDPOINT: Final = "http://localhost:4317"
@@ -155,17 +161,21 @@ class ClientSettings:
         The headers include ``development_version``, unless it is empty or set in ``headers``.
 
         Raises:
-            ExportError: a header's name or value has invalid characters.
+            ExportError: a header's name or value has invalid characters, or gRPC reserves its name.
         """
         checked = {}
         if self.development_version:
             checked[DEVELOPMENT_VERSION_HEADER] = self.development_version
         for name, value in self.headers.items():
             # Values are often secrets, so the message contains only the name.
-            if not re.fullmatch(r"[0-9A-Za-z_.-]+", name) or not re.fullmatch(r"[ -~]*", value):
+            if not HEADER_NAME.fullmatch(name) or not re.fullmatch(r"[ -~]*", value):
                 raise ExportError(
                     f"the header {name!r} has invalid characters in its name or value",
                     hint="use letters, digits, -, _ and . in names, and printable ASCII in values",
+                )
+            if self.protocol == "grpc" and _RESERVED.fullmatch(name.lower()):
+                raise ExportError(
+                    f"the header {name!r} is reserved for gRPC", hint="remove it from headers"
                 )
             checked[name.lower()] = value
         return checked

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.connections import shut_down
 from otel_kprofiler.export.grpc_status import (
     Code,
@@ -38,19 +37,6 @@ from otel_kprofiler.forks import ProcessLock
 _PROTOCOL: Final = "h2"
 _MAX_TIMEOUT_MS: Final = 99_999_999
 """``grpc-timeout`` has at most eight digits."""
-_RESERVED: Final = frozenset(
-    {
-        "connection",
-        "content-type",
-        "host",
-        "keep-alive",
-        "proxy-connection",
-        "te",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-"""Headers that HTTP/2 forbids (RFC 9113, 8.2.2) or that gRPC defines."""
 _SHUT_DOWN: Final = Status(Code.CANCELLED, "the exporter was shut down")
 
 Header = tuple[bytes, bytes]
@@ -65,11 +51,8 @@ class GrpcChannel:
     Args:
         make_context: returns the TLS settings for a new connection; None for plain text.
         proxy_url: ``http://[user:password@]host:port``; empty for no proxy.
-        metadata: headers of each request, by lower-case name.
+        metadata: headers of each request, by lower-case name, without those that gRPC defines.
         max_bytes: maximum size of a response.
-
-    Raises:
-        ExportError: the metadata contains a header that gRPC reserves.
     """
 
     def __init__(
@@ -216,10 +199,6 @@ class GrpcChannel:
 def _encode_metadata(metadata: Mapping[str, str]) -> list[Header]:
     headers = []
     for name, value in metadata.items():
-        if name in _RESERVED or name.startswith("grpc-"):
-            raise ExportError(
-                f"the header {name!r} is reserved for gRPC", hint="remove it from headers"
-            )
         content = value.strip().encode()
         if name.endswith("-bin"):
             content = base64.b64encode(content).rstrip(b"=")

@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 )
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export import connections, name_lookup
+from otel_kprofiler.export import ClientSettings, connections, name_lookup, open_client
 from otel_kprofiler.export.grpc_channel import GrpcChannel
 from otel_kprofiler.export.grpc_target import Target, parse_target
 from otel_kprofiler.export.retry import Verdict
@@ -714,10 +714,10 @@ def test_a_refusal_of_the_proxy_is_reported():
     assert "407 Proxy Authentication Required" in answer.message
 
 
-@pytest.mark.parametrize("name", ["te", "connection", "grpc-timeout"])
+@pytest.mark.parametrize("name", ["TE", "connection", "grpc-timeout"])
 def test_headers_that_grpc_reserves_are_rejected(name):
     with pytest.raises(ExportError, match="reserved") as caught:
-        open_channel("localhost:1", metadata={name: "x"})
+        open_client(ClientSettings(endpoint="localhost:1", headers={name: "x"}))
     assert caught.value.hint
 
 
