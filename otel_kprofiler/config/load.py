@@ -18,21 +18,16 @@ from otel_kprofiler.config.document import Document, Path, hide, parse_document
 from otel_kprofiler.config.durations import Duration
 from otel_kprofiler.config.exporter_types import EXPORTERS
 from otel_kprofiler.config.otlp import ADDRESSES
+from otel_kprofiler.config.reading import read_text
 from otel_kprofiler.config.section import Section, keys_of
-from otel_kprofiler.errors import ConfigError, ConfigProblem
+from otel_kprofiler.errors import ConfigError
 from otel_kprofiler.redact import redact_address
-
-MAX_BYTES: Final = 256 * 1024
-"""Maximum size of a configuration file, in bytes. The example file with every key is 20 KiB."""
 
 _Model = TypeVar("_Model", bound=Section)
 _EXPORTER_ID: Final = re.compile(r"([a-z0-9_]+)(?:/(\S+))?")
 _HEADER: Final = re.compile(r"[A-Za-z]{1,24}(-[A-Za-z]{1,24}){0,4}")
 """Matches header names such as ``authorization`` and ``X-Scope-OrgID``."""
 _HINT: Final = "docs/configuration.md lists every key; `otel-kprofiler validate` checks a file"
-
-
-_FILE_FIX: Final = "pass the agent's configuration file; docs/configuration.md has an example"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +52,7 @@ def load_config(path: str, *, environ: Mapping[str, str]) -> LoadedConfig:
     ``environ`` contains the environment variables for ``${env:NAME}``. If the file is unreadable or
     invalid, raises ``ConfigError``, which lists all problems.
     """
-    try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            problem = ConfigProblem(path, 0, 0, "", f"is larger than {MAX_BYTES >> 10} KiB")
-            raise ConfigError([problem])
-        text = content.decode()
-    except OSError as error:
-        problem = ConfigProblem(path, 0, 0, "", f"cannot be read: {error.strerror}")
-        raise ConfigError([problem], hint=_FILE_FIX) from error
-    except UnicodeDecodeError as error:
-        problem = ConfigProblem(path, 0, 0, "", "is not UTF-8 text")
-        raise ConfigError([problem]) from error
-    return parse_config(text, path=path, environ=environ)
+    return parse_config(read_text(path), path=path, environ=environ)
 
 
 def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedConfig:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
+from otel_kprofiler.config.reading import read_text
 from otel_kprofiler.errors import ConfigError, KProfilerError, describe_status
 
 if TYPE_CHECKING:
@@ -37,22 +38,29 @@ _LIMITS: Final = {resource.RLIMIT_AS: 1 << 30, resource.RLIMIT_CPU: 60}  # bytes
 class PendingConfig(Generic[T]):
     """A configuration that a child process is reading.
 
+    The calling thread reads the file, because a new interpreter has no capabilities. A file with
+    secrets may be readable only by root.
+
     Args:
         convert: converts the configuration in the child process. The result is pickled, and
             unpickling it must not import pydantic or ruamel.yaml.
         fork: whether to fork this process, which is twice as fast as starting an interpreter. Must
             be False if this process has several threads.
+
+    Raises:
+        ConfigError: the file is unreadable or too large.
     """
 
     def __init__(self, path: str, convert: Convert[T], *, fork: bool = False) -> None:
         self._path = path
-        self._wait = _fork(path, convert) if fork else _spawn(path, convert)
+        text = read_text(path)
+        self._wait = _fork(path, text, convert) if fork else _spawn(path, text, convert)
 
     def get(self) -> T:
         """Wait for the result, and log a warning if every user can read secrets in the file.
 
-        Raises ``ConfigError`` with all problems if the file is unreadable or invalid, and
-        ``KProfilerError`` if the child process failed.
+        Raises ``ConfigError`` with all problems if the file is invalid, and ``KProfilerError`` if
+        the child process failed.
         """
         content, status = self._wait()
         if status:
@@ -69,8 +77,8 @@ class PendingConfig(Generic[T]):
         return cast("T", result)
 
 
-def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
-    """Read a file in a new interpreter process. Return a function that awaits the pickled result.
+def _spawn(path: str, text: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
+    """Load a text in a new interpreter process. Return a function that awaits the pickled result.
 
     The interpreter does not import from the working directory, which other users may modify.
     """
@@ -81,15 +89,15 @@ def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
     )
     child = subprocess.Popen(
         [sys.executable, "-I", "-c", code, os.path.abspath(path)],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd="/",
         env={**os.environ, **_ENVIRONMENT},
     )
-    return lambda: (child.communicate()[0], child.returncode)
+    return lambda: (child.communicate(text.encode())[0], child.returncode)
 
 
-def _fork(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
+def _fork(path: str, text: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -97,7 +105,7 @@ def _fork(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
         try:
             os.environ.update(_ENVIRONMENT)
             with open(writing, "wb") as file:
-                file.write(_read(path, convert))
+                file.write(_load(path, text, convert))
             status = 0
         except Exception:  # noqa: BLE001 - a new interpreter would print it, too
             traceback.print_exc()
@@ -114,26 +122,29 @@ def _fork(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
 
 
 def main(convert: Convert[object]) -> None:
-    """Read the file named on the command line, and write the pickled result to standard output."""
+    """Load the text from standard input, and write the pickled result to standard output.
+
+    The command line contains the path of the text's file.
+    """
     from otel_kprofiler.host import write_all  # noqa: PLC0415 - only in the child
 
-    content = _read(sys.argv[1], convert)
+    content = _load(sys.argv[1], sys.stdin.buffer.read().decode(), convert)
     with suppress(BrokenPipeError):  # the agent has exited
         write_all(1, content)
 
 
-def _read(path: str, convert: Convert[object]) -> bytes:
+def _load(path: str, text: str, convert: Convert[object]) -> bytes:
     gc.disable()  # the process ends soon
     from otel_kprofiler.host import limit_resources  # noqa: PLC0415
 
     limit_resources(_LIMITS)
     from otel_kprofiler.config.exposure import find_exposure  # noqa: PLC0415
-    from otel_kprofiler.config.load import load_config  # noqa: PLC0415
+    from otel_kprofiler.config.load import parse_config  # noqa: PLC0415
 
     result: object
     exposure = ""
     try:
-        loaded = load_config(path, environ=os.environ)
+        loaded = parse_config(text, path=path, environ=os.environ)
         result, exposure = convert(loaded.config), find_exposure(loaded)
     except ConfigError as error:
         result = error

@@ -25,7 +25,7 @@ PURPOSES: Final = {
     "CAP_SYSLOG": "symbols of modules loaded later",
     "CAP_SYS_PTRACE": "executables, contexts and unwind tables of other users' processes",
     "CAP_DAC_READ_SEARCH": "contexts of other users' processes, sections of modules loaded later, "
-    "and unwind tables of files that others may not read",
+    "unwind tables of files that others may not read, and reloading such a configuration",
     "CAP_CHECKPOINT_RESTORE": "unwind tables of libraries that were deleted or replaced",
 }
 """Capabilities that threads keep, each with the features that require the capability."""
@@ -37,6 +37,7 @@ JOBS: Final[Mapping[str, tuple[str, ...]]] = {
     "kprofiler-ksymbols": ("CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"),
     "kprofiler-modules": ("CAP_SYSLOG", "CAP_DAC_READ_SEARCH"),
     "kprofiler-contexts": CONTEXTS,
+    "kprofiler-config": ("CAP_DAC_READ_SEARCH",),
     "kprofiler-files": ("CAP_BPF",),
     "kprofiler-python": (
         "CAP_BPF",

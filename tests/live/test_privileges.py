@@ -8,7 +8,7 @@ import pytest
 from samplers import spawned
 
 from tests.needs import ROOT
-from tests.public import get_public_python
+from tests.public import as_nobody, get_public_python, open_directory
 
 pytestmark = [pytest.mark.live, ROOT]
 
@@ -25,9 +25,9 @@ def held(tid):
 """
 
 
-def run(script):
+def run(script, by=()):
     done = subprocess.run(
-        [*get_public_python().words, "-c", BEGIN + script],
+        [*by, *get_public_python().words, "-c", BEGIN + script],
         capture_output=True,
         text=True,
         timeout=60,
@@ -91,6 +91,31 @@ except ZeroDivisionError as error:
 print(json.dumps([held(tids[0]), result, message]))
 """)
     assert (threads, result, error) == ([], 7, "division by zero")
+
+
+def test_a_reload_reads_a_configuration_that_only_root_may_read():
+    with open_directory() as directory:
+        path = directory / "agent.yaml"
+        path.write_text(
+            "receivers: {kprofiler: {samples_per_second: 97}}\nexporters: {debug: }\n"
+            "service: {pipelines: {profiles: {receivers: [kprofiler], exporters: [debug]}}}\n"
+        )
+        path.chmod(0o600)
+        rates = run(
+            f"""
+from otel_kprofiler.agent import agent_config
+from otel_kprofiler.config import PendingConfig
+privileges = Privileges()
+rates = []
+def reload():
+    config = PendingConfig({str(path)!r}, agent_config).get()
+    rates.append(config.sampler.samples_per_second)
+start("kprofiler-config", reload)
+print(json.dumps(rates))
+""",
+            by=as_nobody("dac_read_search"),
+        )
+    assert rates == [97]
 
 
 def test_exec_regains_no_capabilities():

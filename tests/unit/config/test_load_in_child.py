@@ -64,9 +64,10 @@ def test_all_configuration_problems_are_returned_with_their_positions(tmp_path, 
 
 
 def test_the_unexpected_death_of_a_child_is_reported_as_an_error(tmp_path, monkeypatch):
+    (tmp_path / "x").write_text(GOOD)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(KProfilerError, match="failed: status 1"):
-        PendingConfig("x", agent_config).get()
+        PendingConfig(str(tmp_path / "x"), agent_config).get()
 
 
 def test_a_failed_fork_reports_its_cause_and_runs_no_exit_handlers(tmp_path):

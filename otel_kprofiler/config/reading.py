@@ -1,0 +1,28 @@
+"""Reads a configuration file, without the libraries that parse it."""
+
+from typing import Final
+
+from otel_kprofiler.errors import ConfigError, ConfigProblem
+
+MAX_BYTES: Final = 256 * 1024
+"""Maximum size of a configuration file, in bytes. The example file with every key is 20 KiB."""
+
+_FILE_FIX: Final = "pass the agent's configuration file; docs/configuration.md has an example"
+_MODE_FIX: Final = "give the agent's user read access, for example with chgrp and chmod g+r"
+
+
+def read_text(path: str) -> str:
+    """Read a UTF-8 file. Raises ``ConfigError`` if the file is unreadable or too large."""
+    hint = ""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) <= MAX_BYTES:
+            return content.decode()
+        message = f"is larger than {MAX_BYTES >> 10} KiB"
+    except OSError as error:
+        message = f"cannot be read: {error.strerror}"
+        hint = _MODE_FIX if isinstance(error, PermissionError) else _FILE_FIX
+    except UnicodeDecodeError:
+        message = "is not UTF-8 text"
+    raise ConfigError([ConfigProblem(path, 0, 0, "", message)], hint=hint)
