@@ -427,7 +427,8 @@ class Agent:
         if self._pipeline:
             self._pipeline.request_stop()
 
-    def _request_reload(self, _number: int, _frame: FrameType | None) -> None:
+    def request_reload(self, _number: int, _frame: FrameType | None) -> None:
+        """Reread the configuration soon; a signal handler."""
         if self._reader:
             self._reader.request()
             self._wake()
@@ -437,7 +438,7 @@ class Agent:
         handlers = {
             signal.SIGTERM: self._request_stop,
             signal.SIGINT: self._request_stop,
-            signal.SIGHUP: self._request_reload,
+            signal.SIGHUP: self.request_reload,
         }
         old_handlers = {
             number: signal.signal(number, handler) for number, handler in handlers.items()

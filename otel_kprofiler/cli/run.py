@@ -15,6 +15,8 @@ import click
 from otel_kprofiler.config import PendingConfig
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from otel_kprofiler.agent import AgentConfig
 
 _PRINT_TIMEOUT_S: Final = 1.0
@@ -46,6 +48,13 @@ def command(debug: bool, path: str) -> None:
     for number in _FOREIGN:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.SIG_IGN)
+    has_early_request = False
+
+    def note_request(_number: int, _frame: FrameType | None) -> None:
+        nonlocal has_early_request
+        has_early_request = True
+
+    signal.signal(signal.SIGHUP, note_request)
     gc.disable()  # until the agent has started: imports create only permanent objects
     # The child process needs these modules, too.
     from otel_kprofiler.agent import agent_config  # noqa: PLC0415
@@ -84,6 +93,9 @@ def command(debug: bool, path: str) -> None:
         on_config=configure_logs,
     )
     del symbolizer  # keep no reference, so that the agent can free the symbolizer
+    signal.signal(signal.SIGHUP, agent.request_reload)
+    if has_early_request:
+        agent.request_reload(signal.SIGHUP, None)
     account = agent.run()
     formatter = make_formatter(encoding, sys.stdout.fileno())
     as_json = isinstance(formatter, JsonFormatter)

@@ -1,5 +1,6 @@
 """Tests the agent's startup, up to its first window."""
 
+import contextlib
 import os
 import subprocess
 import tempfile
@@ -99,3 +100,35 @@ def test_an_installation_that_unprivileged_threads_cannot_read_is_rejected_with_
         with Agent(tmp_path, CONFIG.format(path=path), python=words) as agent:
             await_samples(path, agent)
             agent.stop()
+
+
+class AgentWithPipe(Agent):
+    """An agent whose configuration is a FIFO, so that the agent waits for each configuration."""
+
+    def configure(self, configuration):
+        os.mkfifo(self.config)
+
+    def open_config(self):
+        """Returns the writing end of the FIFO, once the agent is reading."""
+        ends = []
+
+        def has_reader():
+            with contextlib.suppress(OSError):
+                ends.append(os.open(self.config, os.O_WRONLY | os.O_NONBLOCK))
+            return bool(ends)
+
+        self.wait_until(has_reader)
+        return os.fdopen(ends[0], "w")
+
+
+def test_a_reload_that_is_requested_during_startup_takes_effect_afterwards(tmp_path):
+    path = tmp_path / "profiles.otlp.jsonl"
+    with AgentWithPipe(tmp_path, None) as agent:
+        with agent.open_config() as file:
+            agent.reload()
+            file.write(CONFIG.format(path=path))
+        agent.wait_until_it_samples()
+        with agent.open_config() as file:
+            file.write(CONFIG.format(path=path))
+        agent.wait_for_line("configuration reloaded")
+        agent.stop()
