@@ -13,7 +13,7 @@ from otel_kprofiler.bpf import BccLoader, LibbpfLoader
 from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.cli.versions import has_compiled_modules
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.host import Access, doctor, is_in_user_namespace
+from otel_kprofiler.host import Access, doctor, find_unreadable, is_in_user_namespace
 from otel_kprofiler.interpreters import InterpreterRefused, open_own
 from otel_kprofiler.model import Finding, Level
 from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
@@ -38,9 +38,11 @@ def command(*, as_json: bool) -> None:
         "python3-bpfcc": BccLoader.is_installed(),
     }
     trial = _Trial()
-    findings = doctor(access, loaders=loaders, try_sampler=trial.run)
+    unreadable = find_unreadable(access)
+    findings = unreadable or doctor(access, loaders=loaders, try_sampler=trial.run)
     findings += [*trial.findings, _find_speedups()]
-    if not is_in_user_namespace(access):  # in a user namespace, other findings would be redundant
+    # In a user namespace, other findings would be redundant.
+    if not unreadable and not is_in_user_namespace(access):
         findings.append(find_ksymbol_method(access))
         hidden = find_hidden_symbols(access)
         if hidden and hidden.level is Level.OK:

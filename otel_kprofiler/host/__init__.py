@@ -36,7 +36,7 @@ from otel_kprofiler.host.containers import Container, find_containers
 from otel_kprofiler.host.cpu_share import CpuShare
 from otel_kprofiler.host.cpus import parse_cpu_list, read_online_cpus, read_possible_cpus
 from otel_kprofiler.host.descriptors import create_memfd, open_in_memory, open_pidfd, signal_pidfd
-from otel_kprofiler.host.doctor import doctor
+from otel_kprofiler.host.doctor import doctor, find_unreadable
 from otel_kprofiler.host.event_per_cpu import EventPerCpu
 from otel_kprofiler.host.event_specs import (
     CPU_CLOCK,

@@ -37,6 +37,26 @@ MAX_PARANOID: Final = 2
 """Highest ``perf_event_paranoid`` in mainline kernels (admin-guide/sysctl/kernel.rst)."""
 _OLDEST: Final = ".".join(map(str, OLDEST_KERNEL))
 
+_ESSENTIAL: Final = {
+    "/proc/self/status": "mount -t proc proc /proc",
+    "/proc/sys/kernel/osrelease": "mount /proc without subset=pid (in a systemd unit: remove "
+    "ProcSubset=pid)",
+    "/sys/devices/system/cpu/online": "mount -t sysfs sysfs /sys",
+}
+"""Files without which nothing works, not even the other checks, with the fix for each."""
+
+
+def find_unreadable(files: HostFiles) -> list[Finding]:
+    """Returns a finding for each essential file that is unreadable. Call before :func:`doctor`."""
+    findings = []
+    for path, fix in _ESSENTIAL.items():
+        try:
+            files.read_bytes(path)
+        except OSError as error:
+            observed = error.strerror or str(error)
+            findings.append(Finding(path, Level.FAIL, observed, "readable", fix))
+    return findings
+
 
 def doctor(
     files: HostFiles,
@@ -54,6 +74,9 @@ def doctor(
     Returns:
         Returns the findings in the order in which to fix them. If no finding is a ``FAIL``,
         sampling works. If there is a ``WARN``, some data is missing from profiles.
+
+    Raises:
+        OSError: an essential file is unreadable; see :func:`find_unreadable`.
     """
     capabilities = read_capabilities(files)
     tried = list(_sampler(try_sampler))

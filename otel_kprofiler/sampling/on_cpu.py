@@ -158,7 +158,8 @@ class EbpfSampler(ForkAware):
             )
         except OSError as error:
             raise find_open_files_error("setting up the sampler", error) or HostError(
-                f"the sampler cannot be set up: {error}"
+                f"the sampler cannot be set up: {error}",
+                hint="run otel-kprofiler doctor for a diagnosis",
             ) from error
         self.stack_limit = self._attached.stack_limit
         forks.register(ForkStep.RELEASE, self)

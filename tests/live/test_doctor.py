@@ -153,3 +153,23 @@ def test_running_out_of_descriptors_at_any_point_during_startup_is_reported():
         assert kind == "HostError", message
         assert message.endswith(": too many open files")
         assert "ulimit -n" in hint
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "fix"),
+    [
+        (
+            "mount -t proc -o subset=pid proc /proc",
+            "/proc/sys/kernel/osrelease",
+            "mount /proc without subset=pid (in a systemd unit: remove ProcSubset=pid)",
+        ),
+        ("umount -l /sys", "/sys/devices/system/cpu/online", "mount -t sysfs sysfs /sys"),
+    ],
+)
+def test_an_incomplete_proc_or_sys_is_reported_with_a_fix(change, path, fix):
+    by = ["unshare", "-m", "sh", "-c", f'{change} && exec "$@"', "sh", *get_public_python().words]
+    done = run_command("doctor", "--json", by=by)
+    assert (done.returncode, done.stderr) == (3, "")
+    report = json.loads(done.stdout)
+    assert (report["verdict"], report["causes"]) == ("does not work", [path])
+    assert fix in {finding["fix"] for finding in report["findings"]}
