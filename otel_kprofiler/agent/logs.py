@@ -29,7 +29,11 @@ LEVELS: Final = {
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a line of JSON, with its sample counts or traceback if it has any."""
+    """Formats a record as a line of JSON, with its sample counts or traceback if it has any.
+
+    Unprintable characters are escaped. In names of files and processes, they could otherwise
+    control a terminal, or pass for the end of the line (U+2028).
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the record as a line of JSON."""
@@ -44,7 +48,10 @@ class JsonFormatter(logging.Formatter):
             fields["account"] = account
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
+        text = json.dumps(fields, ensure_ascii=False)
+        if text.isprintable():
+            return text
+        return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 class _TextFormatter(logging.Formatter):
