@@ -7,8 +7,9 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from otel_kprofiler.host.child import limit_resources
 
@@ -67,6 +68,9 @@ def has_exceeded_cpu(status: int) -> bool:
 class MeteredChild(subprocess.Popen[bytes]):
     """A child process whose CPU time is read before it is reaped.
 
+    The child has its own process group, so that Ctrl-C at a terminal does not end its work. The
+    parent still needs the results to finish a recording.
+
     Attributes:
         cpu_ns: CPU time of all the child's threads, set when the child exits or is abandoned.
         serves_files: whether the child can read several files, one after another.
@@ -79,6 +83,9 @@ class MeteredChild(subprocess.Popen[bytes]):
     serves_files = False
     is_idle = False
     has_status = False
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        super().__init__(command, process_group=0, **options)
 
     @property
     def earlier_cpu_s(self) -> float:

@@ -140,6 +140,7 @@ class _Worker:
                 cwd="/",
                 pass_fds=[fd for fd in (task.fd, task.alternate) if fd >= 0],
                 bufsize=0,
+                process_group=0,  # Ctrl-C at a terminal does not end it
             )
         except OSError as error:
             text = f"no process could be started: {describe_error(error)}"

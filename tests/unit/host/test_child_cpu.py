@@ -76,3 +76,19 @@ print(late.communicate(timeout=60), late.cpu_ns)
 def test_the_cpu_time_of_children_reaped_by_the_kernel_counts_as_0():
     output = run_python(_WITHOUT_STATUS, env=environment())
     assert output == "(b'output\\n', None) 0\n(b'', None) 0\n"
+
+
+_INTERRUPTED = """
+import os, signal, subprocess
+from otel_kprofiler.host.child_cpu import MeteredChild
+os.setsid()
+signal.signal(signal.SIGINT, lambda *_: print("interrupted"))
+child = MeteredChild(["sh", "-c", "read line; echo $line"], stdin=-1, stdout=subprocess.PIPE)
+os.killpg(0, signal.SIGINT)
+print(child.communicate(b"result", timeout=60)[0])
+"""
+
+
+@pytest.mark.system
+def test_the_interrupt_of_a_terminal_does_not_end_a_child():
+    assert run_python(_INTERRUPTED) == "interrupted\nb'result\\n'\n"
