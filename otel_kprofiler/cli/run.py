@@ -58,7 +58,9 @@ def command(debug: bool, path: str) -> None:
     gc.disable()  # until the agent has started: imports create only permanent objects
     # The child process needs these modules, too.
     from otel_kprofiler.agent import agent_config  # noqa: PLC0415
+    from otel_kprofiler.host import raise_open_files_limit  # noqa: PLC0415
 
+    raise_open_files_limit()
     pending = PendingConfig(path, agent_config, fork=True)
     # Import the other modules while the child process reads the configuration.
     from otel_kprofiler.agent import (  # noqa: PLC0415

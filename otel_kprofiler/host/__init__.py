@@ -85,7 +85,7 @@ from otel_kprofiler.host.maps import (
     parse_mappings,
     read_maps,
 )
-from otel_kprofiler.host.open_files import find_open_files_error
+from otel_kprofiler.host.open_files import find_open_files_error, raise_open_files_limit
 from otel_kprofiler.host.patient_calls import MAX_LEFT, PATIENCE_S, PatientCalls
 from otel_kprofiler.host.patient_children import DEVICE_RETRY_S
 from otel_kprofiler.host.patient_maps import PatientMaps

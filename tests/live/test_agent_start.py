@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import subprocess
 import tempfile
 from pathlib import Path
@@ -131,4 +132,12 @@ def test_a_reload_that_is_requested_during_startup_takes_effect_afterwards(tmp_p
         with agent.open_config() as file:
             file.write(CONFIG.format(path=path))
         agent.wait_for_line("configuration reloaded")
+        agent.stop()
+
+
+def test_the_agent_raises_its_soft_limit_on_open_files(tmp_path):
+    configuration = CONFIG.format(path=tmp_path / "profiles.otlp.jsonl")
+    with Agent(tmp_path, configuration, prefix=("prlimit", "--nofile=64:4096")) as agent:
+        agent.wait_until_it_samples()
+        assert resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE) == (4096, 4096)
         agent.stop()
