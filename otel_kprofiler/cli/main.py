@@ -154,6 +154,10 @@ def _explain(error: Exception) -> KProfilerError | None:
             "the system does not allow more processes or threads",
             hint="raise the limit: ulimit -u, the unit's TasksMax, or the container's pids.max",
         )
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        from otel_kprofiler.host import find_open_files_error  # noqa: PLC0415 - only on failure
+
+        return find_open_files_error("running this command", error)
     if isinstance(error, OSError) and error.errno in _WRITE_ERRORS and error.filename is None:
         return KProfilerError(
             f"cannot write to standard output: {error.strerror}",
