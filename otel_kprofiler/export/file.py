@@ -243,7 +243,7 @@ def _delete_backups(file: AppendedFile, rotation: Rotation, now: float) -> None:
         if entry.startswith(f"{stem}-") and entry.endswith(suffix) and len(entry) == pattern_length
     )
     dropped = backups[: -rotation.max_backups] if rotation.max_backups else []
-    if rotation.max_backup_age_s:
+    if 0 < rotation.max_backup_age_s < now:  # otherwise, no backup is old enough
         oldest = f"{stem}-{_time_text(now - rotation.max_backup_age_s)}{suffix}"
         dropped = [entry for entry in backups if entry in dropped or entry < oldest]
     for entry in dropped:

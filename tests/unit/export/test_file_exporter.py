@@ -163,6 +163,15 @@ def test_files_are_rotated_by_age_and_old_backups_are_removed(open_file, batch, 
     assert (tmp_path / "out-other.jsonl").exists()
 
 
+@pytest.mark.parametrize("days", [400_000, 10**6, 10**30])
+def test_backups_are_kept_if_the_maximum_age_precedes_the_epoch(open_file, batch, tmp_path, days):
+    rotation = Rotation(max_bytes=1, max_backup_age_s=days * 86_400)
+    exporter = open_file(rotation=rotation, now=lambda: 1_700_000_000.0)
+    for _ in range(3):
+        assert exporter.export(batch(b"{}")).error_type == ""
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_backups_created_in_the_same_millisecond_have_different_names(open_file, batch, tmp_path):
     exporter = open_file(rotation=Rotation(max_bytes=1), now=lambda: 1_700_000_000.0)
     for _ in range(5):
