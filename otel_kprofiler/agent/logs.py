@@ -16,7 +16,7 @@ from otel_kprofiler.repeats import RepeatFilter
 from otel_kprofiler.text import escape_controls, escape_surrogates
 
 MAX_WAITING_BYTES: Final = 256 * 1024
-"""Limit on log data waiting to be written, in bytes."""
+"""Log data waiting to be written, in bytes, above which further lines are dropped."""
 FLUSH_TIMEOUT_S: Final = 1.0
 """Time limit for writing the log at exit."""
 
@@ -70,9 +70,10 @@ class _TextFormatter(logging.Formatter):
 class DescriptorHandler(logging.Handler):
     """Writes to a file descriptor from a separate thread, so that logging never blocks.
 
-    At most :data:`MAX_WAITING_BYTES` of lines are buffered in memory. Excess lines are dropped and
-    counted. The handler bypasses Python's streams, because their locks could block the interpreter
-    at exit. The handler never closes the descriptor.
+    While more than :data:`MAX_WAITING_BYTES` are buffered in memory, further lines are dropped and
+    counted. A single line may be longer, such as the verifier's log. The handler bypasses Python's
+    streams, because their locks could block the interpreter at exit. The handler never closes the
+    descriptor.
     """
 
     def __init__(self, fd: int) -> None:
@@ -92,7 +93,7 @@ class DescriptorHandler(logging.Handler):
             self.handleError(record)
             return
         with self._changed:
-            if self._size + len(line) > MAX_WAITING_BYTES:
+            if self._size > MAX_WAITING_BYTES:
                 self._dropped += 1
                 return
             if self._dropped:

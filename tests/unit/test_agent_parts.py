@@ -15,7 +15,7 @@ import urllib.request
 import pytest
 
 from otel_kprofiler.agent.health import HealthServer
-from otel_kprofiler.agent.logs import configure_logging, hold_logging
+from otel_kprofiler.agent.logs import MAX_WAITING_BYTES, configure_logging, hold_logging
 from otel_kprofiler.agent.systemd import Notifier
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.repeats import RepeatFilter
@@ -75,6 +75,19 @@ def test_records_logged_before_configuration_are_written_first(root_logging, pip
     configure_logging(encoding="json", fd=fd)
     logging.getLogger("a").warning("late")
     assert [json.loads(line)["message"] for line in read().splitlines()] == ["early", "late"]
+
+
+def test_a_line_longer_than_the_buffer_is_written(root_logging, pipe, monkeypatch):
+    monkeypatch.setattr("otel_kprofiler.agent.logs.FLUSH_TIMEOUT_S", 0.01)
+    fd, read = pipe
+    configure_logging(encoding="json", fd=fd)
+    long = "x" * 2 * MAX_WAITING_BYTES
+    logging.getLogger("a").info(long)
+    logging.getLogger("a").info("after")
+    text = ""
+    while "\n" not in text:
+        text += read()
+    assert json.loads(text.splitlines()[0])["message"] == long
 
 
 def test_an_unread_log_drops_and_counts_lines_without_blocking(root_logging, pipe, monkeypatch):
