@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,11 @@ CONNECTION_TIMEOUT_S: Final = 5.0
 """Time limit for a client to send its request and read the response."""
 
 RETRY_S: Final = 5.0
-"""Seconds between attempts to listen on a port that is in use by another process."""
+"""Seconds between attempts to listen on an address that is not available yet."""
+
+_PASSING: Final = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+"""Errors that may pass: another process uses the port, or the host has no such address. When the
+agent starts during boot, the network may not be configured yet."""
 
 Probe = Callable[[], list[str]]
 """A health check: returns the problems, one sentence each; empty if there are none."""
@@ -31,7 +36,7 @@ class HealthServer:
         endpoint: ``host:port`` or ``[IPv6]:port`` to listen on; port 0 selects a free port.
         probes: health checks by path, such as ``/livez``.
         status: returns the body of ``/status`` as values for JSON.
-        waits: whether to wait until a port in use by another process becomes free. Another
+        waits: whether to wait until a port in use becomes free, and the address exists. Another
             user's process may have bound a port above 1023 before the agent started.
     """
 
@@ -51,8 +56,11 @@ class HealthServer:
             self._server = self._open()
         except OSError as error:
             problem = f"cannot listen on {endpoint} for health checks: {error.strerror}"
-            hint = "change service.health.endpoint, or stop the process that listens there"
-            if not waits or error.errno != errno.EADDRINUSE:
+            hint = "change service.health.endpoint"
+            if error.errno == errno.EADDRINUSE:
+                hint += ", or stop the process that listens there"
+            may_pass = error.errno in _PASSING or isinstance(error, socket.gaierror)
+            if not waits or not may_pass:
                 raise HostError(problem, hint=hint) from error
             _log.error("%s; retrying every %g s\nfix: %s", problem, RETRY_S, hint)
             self._waiting.start()

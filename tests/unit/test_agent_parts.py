@@ -237,9 +237,13 @@ def test_the_agent_waits_until_its_port_is_free(monkeypatch, caplog):
     assert "retrying every" in lines
 
 
-def test_the_agent_does_not_wait_for_an_address_of_another_host():
+@pytest.mark.parametrize("host", ["192.0.2.1", "a..b"])
+def test_the_agent_starts_before_the_address_of_its_endpoint_exists(host, caplog):
     with pytest.raises(HostError, match="cannot listen on"):
-        HealthServer("192.0.2.1:0", {}, waits=True)
+        HealthServer(f"{host}:0", {})
+    with contextlib.closing(HealthServer(f"{host}:0", {}, waits=True)) as server:
+        assert server.port == 0
+    assert "retrying every" in caplog.text
 
 
 @pytest.fixture
