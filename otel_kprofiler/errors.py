@@ -7,7 +7,8 @@
     ├── HostError                            exit status 3, this host cannot be profiled
     │   ├── PrivilegeError(missing)          a capability is missing
     │   ├── KernelFeatureError(feature)      the kernel is too old or built without it
-    │   └── DependencyError(package)         a library is missing
+    │   ├── DependencyError(package)         a library is missing
+    │   └── ShortageError                    exit status 1, a resource is exhausted at the moment
     ├── SamplerError(log)                    the sampler failed; includes the verifier log
     ├── ExportError                          an output cannot be written
     └── PayloadError                         data that is not valid OTLP profiles
@@ -115,6 +116,16 @@ class KernelFeatureError(HostError):
 
 class DependencyError(HostError):
     """A library that is needed at run time is not installed."""
+
+
+class ShortageError(HostError):
+    """The host is out of memory, processes or descriptors. A later attempt may succeed.
+
+    Therefore, the exit status differs from that of other host errors, after which the systemd unit
+    does not restart the agent.
+    """
+
+    exit_status = 1
 
 
 class SamplerError(KProfilerError):

@@ -13,7 +13,7 @@ from typing import Final
 import click
 
 from otel_kprofiler.cli.terminal import FILE_FIX, say
-from otel_kprofiler.errors import ConfigError, HostError, KProfilerError, SamplerError
+from otel_kprofiler.errors import ConfigError, KProfilerError, SamplerError, ShortageError
 
 # The help texts for commands are here, so that --help imports no command.
 COMMANDS: Final = {
@@ -148,9 +148,9 @@ def _discard_output() -> None:
 def _explain(error: Exception) -> KProfilerError | None:
     """Convert a system error to an error with a fix. Return None if the error may be a bug."""
     if isinstance(error, MemoryError):
-        return HostError("out of memory", hint="raise the memory limit, or process less data")
+        return ShortageError("out of memory", hint="raise the memory limit, or process less data")
     if isinstance(error, BlockingIOError) or _NO_THREAD in str(error):  # fork, pthread_create
-        return HostError(
+        return ShortageError(
             "the system does not allow more processes or threads",
             hint="raise the limit: ulimit -u, the unit's TasksMax, or the container's pids.max",
         )

@@ -4,7 +4,7 @@ import errno
 import resource
 from typing import Final
 
-from otel_kprofiler.errors import HostError
+from otel_kprofiler.errors import HostError, ShortageError
 
 TOO_MANY_FILES: Final = ": too many open files"
 """Suffix that distinguishes the message for ``EMFILE`` from the one for ``ENFILE``."""
@@ -36,7 +36,7 @@ def find_open_files_error(action: str, error: OSError) -> HostError | None:
             hint="raise this process's limit: ulimit -n, or LimitNOFILE= in a systemd unit",
         )
     if error.errno == errno.ENFILE:
-        return HostError(
+        return ShortageError(
             f"{action}: the host has too many open files",
             hint="close some files, or raise the limit as root: sysctl fs.file-max",
         )

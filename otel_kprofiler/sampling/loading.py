@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from otel_kprofiler.bpf import VMLINUX_BTF, KernelTypes, LoadedObject, Loader, ObjectSpec
-from otel_kprofiler.errors import HostError, KernelFeatureError
+from otel_kprofiler.errors import HostError, KernelFeatureError, ShortageError
 from otel_kprofiler.host import HostFiles, find_open_files_error, get_privilege_error
 
 _T = TypeVar("_T")
@@ -20,7 +20,7 @@ def load_spec(spec: ObjectSpec, files: HostFiles, loader: Loader) -> LoadedObjec
         if error.errno in (errno.EPERM, errno.EACCES):
             raise get_privilege_error("loading the BPF program", files) from error
         if error.errno == errno.ENOMEM:
-            raise HostError(
+            raise ShortageError(
                 f"the kernel cannot allocate a ring buffer of {spec.map_entries['ring']} bytes",
                 hint="lower samples_per_second or map_scale_factor, or raise the memory limit",
             ) from error

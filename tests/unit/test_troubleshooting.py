@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs/troubleshooting.md").read_text()
 PACKAGES = ("agent", "bpf", "cli", "export", "host", "sampling")
 ERRORS = {
     "HostError", "PrivilegeError", "KernelFeatureError", "DependencyError", "SamplerError",
-    "ExportError",
+    "ShortageError", "ExportError",
 }  # fmt: skip
 # These errors are caused by the calling code, not by users.
 NOT_FOR_USERS = {

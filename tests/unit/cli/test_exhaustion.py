@@ -1,4 +1,7 @@
-"""Commands that run out of descriptors end with an error and a fix, wherever this happens."""
+"""Commands that run out of a resource end with an error and a fix, wherever this happens.
+
+The exit status is 3, after which systemd does not restart the agent, only if a restart is futile.
+"""
 
 import errno
 import subprocess
@@ -19,12 +22,17 @@ main(["run"])
 
 
 @pytest.mark.parametrize(
-    ("number", "fix"), [(errno.EMFILE, "ulimit -n"), (errno.ENFILE, "fs.file-max")]
+    ("number", "message", "fix", "status"),
+    [
+        (errno.EMFILE, "too many open files", "ulimit -n", 3),
+        (errno.ENFILE, "the host has too many open files", "fs.file-max", 1),
+        (errno.EAGAIN, "more processes or threads", "TasksMax", 1),
+    ],
 )
-def test_running_out_of_descriptors_is_an_error_of_the_host(number, fix):
+def test_running_out_of_a_resource_is_reported_with_a_fix(number, message, fix, status):
     command = [sys.executable, "-c", CODE, str(number)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 3
+    assert done.returncode == status
     cause, hint = done.stderr.splitlines()
-    assert "too many open files" in cause
+    assert message in cause
     assert fix in hint
