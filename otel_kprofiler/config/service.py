@@ -68,10 +68,14 @@ class Limits(Section):
     max_cpu_percent: float = Field(
         default=0,
         ge=0,
-        description="Limit on the agent's CPU usage, where 100 is one core. 0 means no limit.",
+        description="Limit on the CPU usage of the agent's process, without its child processes, "
+        "where 100 is one core. 0 means no limit.",
     )
     max_rss_megabytes: int = Field(
-        default=0, ge=0, description="Limit on the agent's resident memory. 0 means no limit."
+        default=0,
+        ge=0,
+        description="Limit on the resident memory of the agent's process, without its child "
+        "processes. 0 means no limit.",
     )
 
 
