@@ -45,7 +45,8 @@ class PendingConfig(Generic[T]):
         convert: converts the configuration in the child process. The result is pickled, and
             unpickling it must not import pydantic or ruamel.yaml.
         fork: whether to fork this process, which is twice as fast as starting an interpreter. Must
-            be False if this process has several threads.
+            be False if this process has several threads. Without a fork, the file must be a
+            regular file.
 
     Raises:
         ConfigError: the file is unreadable or too large.
@@ -53,7 +54,7 @@ class PendingConfig(Generic[T]):
 
     def __init__(self, path: str, convert: Convert[T], *, fork: bool = False) -> None:
         self._path = path
-        text = read_text(path)
+        text = read_text(path, may_wait=fork)  # a thread that waits would block later reloads
         self._wait = _fork(path, text, convert) if fork else _spawn(path, text, convert)
 
     def get(self) -> T:

@@ -104,7 +104,7 @@ def test_an_installation_that_unprivileged_threads_cannot_read_is_rejected_with_
 
 
 class AgentWithPipe(Agent):
-    """An agent whose configuration is a FIFO, so that the agent waits for each configuration."""
+    """An agent that reads its first configuration from a FIFO, and thus waits for it."""
 
     def configure(self, configuration):
         os.mkfifo(self.config)
@@ -123,14 +123,12 @@ class AgentWithPipe(Agent):
 
 
 def test_a_reload_that_is_requested_during_startup_takes_effect_afterwards(tmp_path):
-    path = tmp_path / "profiles.otlp.jsonl"
-    with AgentWithPipe(tmp_path, None) as agent:
+    configuration = CONFIG.format(path=tmp_path / "profiles.otlp.jsonl")
+    with AgentWithPipe(tmp_path, "") as agent:
         with agent.open_config() as file:
             agent.reload()
-            file.write(CONFIG.format(path=path))
-        agent.wait_until_it_samples()
-        with agent.open_config() as file:
-            file.write(CONFIG.format(path=path))
+            Agent.configure(agent, configuration)
+            file.write(configuration)
         agent.wait_for_line("configuration reloaded")
         agent.stop()
 

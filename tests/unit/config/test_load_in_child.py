@@ -1,5 +1,6 @@
 """A configuration loads in a child process with the same values and errors, and little memory."""
 
+import os
 import subprocess
 import sys
 
@@ -52,6 +53,13 @@ def test_a_child_prints_no_error_if_the_agent_has_exited(tmp_path):
         reader.stdout.close()
         assert reader.stderr.read() == b""
     assert reader.returncode == 0
+
+
+def test_a_reload_rejects_a_file_that_would_block_later_reloads(tmp_path):
+    path = tmp_path / "a.yaml"
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="cannot be read: not a regular file"):
+        PendingConfig(str(path), agent_config)
 
 
 def test_all_configuration_problems_are_returned_with_their_positions(tmp_path, read):
