@@ -5,7 +5,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Self
 
 from opentelemetry.sdk.resources import Resource
@@ -22,6 +22,7 @@ from otel_kprofiler.sdk.ancestors import describe_sampling_ancestor
 from otel_kprofiler.sdk.environment import Wanted, read_environment, read_options
 from otel_kprofiler.sdk.exporters import ExporterFactory
 from otel_kprofiler.sdk.later import LaterStart, warn_without_threads
+from otel_kprofiler.sdk.pauses import Pauses
 from otel_kprofiler.sdk.plan import Plan, Target
 from otel_kprofiler.sdk.provider import (
     EXIT_TIMEOUT_MILLIS,
@@ -139,7 +140,7 @@ class KernelProfiler(ForkAware):
         self._inherited: KernelSymbolizer | None = None
         self._lock = ProcessLock()
         self._later = LaterStart(functools.partial(self.start, "warn"), self._lock)
-        self._pauses = 0
+        self._pauses = Pauses(self._lock, lambda: self._session)
         self._samples = self._linked = 0
         self._account: dict[str, object] = {}
         self._disabled = ""
@@ -273,14 +274,9 @@ class KernelProfiler(ForkAware):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> contextlib.AbstractContextManager[None]:
         """Pause sampling inside a ``with`` block. Blocks may overlap, even in different threads."""
-        self._change_pauses(1)
-        try:
-            yield
-        finally:
-            self._change_pauses(-1)
+        return self._pauses.block()
 
     def flush_window(self, timeout_millis: float) -> bool:
         """Pass the samples taken so far to the provider.
@@ -375,6 +371,8 @@ class KernelProfiler(ForkAware):
             if self._exporters:
                 provider.shutdown(0)
             raise
+        if self._pauses:
+            self._session.pause()
         self._publish(sampling=True)  # republish: readers check that sampling is active
         provider.attach(self)
         self._problem = ""
@@ -418,14 +416,6 @@ class KernelProfiler(ForkAware):
         session.set_service(resource)
         self._publish(sampling=True)
 
-    def _change_pauses(self, by: int) -> None:
-        forks.catch_up()
-        with self._lock:
-            old_pauses, self._pauses = self._pauses, self._pauses + by
-            session = self._session
-            if session is not None and not (old_pauses and self._pauses):
-                (session.pause if self._pauses else session.resume)()
-
     def after_fork_in_child(self) -> None:
         """Reset the profiler in a forked child, and schedule its restart if configured."""
         global _running  # noqa: PLW0603 - one per process
@@ -434,6 +424,7 @@ class KernelProfiler(ForkAware):
         _abandoned.append(self._session)
         self._inherited = self._session.symbolizer if self._session else None
         self._session = None
+        self._pauses.after_fork_in_child()
         self._samples = self._linked = 0
         if self._later.due:
             self._later.soon()

@@ -201,6 +201,17 @@ def test_no_samples_are_taken_during_nested_pauses():
         wait_until(is_resumed)
 
 
+def test_a_profiler_started_in_a_pause_takes_no_samples_before_the_pause_ends():
+    with profiling() as (profiler, _):
+        profiler.stop()
+        with profiler.paused():
+            profiler.start("raise")
+            taken = profiler.stats()["account"]["taken"]
+            work(0.3)
+            profiler.flush_window(10_000)
+            assert profiler.stats()["account"]["taken"] == taken
+
+
 def test_a_flush_delivers_earlier_samples():
     provider = ProfilerProvider(shutdown_on_exit=False)
     with profiling(provider, reporter_interval_s=60) as (_, exporter):
