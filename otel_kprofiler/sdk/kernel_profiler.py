@@ -240,7 +240,7 @@ class KernelProfiler(ForkAware):
             self._session = self._provider = None
             if _running is self:
                 _running = None
-                forks.unregister(self)
+            forks.unregister(self)
         if session is not None and provider is not None:
             session.stop(timeout_millis / 1000)
             publish_context(self._plan, self._find_resource, sampling=False)

@@ -218,6 +218,28 @@ def test_children_sampled_by_their_parent_do_not_sample_themselves(children, to_
     assert to_file.pids()[pid] > 100
 
 
+def test_a_profiler_stopped_in_a_child_does_not_start_in_the_childs_children(to_file):
+    code = """
+        import threading
+        from otel_kprofiler import KernelProfiler
+        profiler = KernelProfiler.from_env().start("raise")
+
+        def in_child(work):
+            if pid := os.fork():
+                assert os.waitpid(pid, 0)[1] == 0
+            else:
+                work()
+                os._exit(0)
+
+        def stop():
+            profiler.stop()
+            in_child(lambda: print([thread.name for thread in threading.enumerate()], flush=True))
+
+        in_child(stop)
+    """
+    assert run(code, env={**to_file.env, **QUIET}).stdout == "['MainThread']\n"
+
+
 GUNICORN = """
 import json, os, time
 from opentelemetry import trace
