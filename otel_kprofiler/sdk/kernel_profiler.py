@@ -196,6 +196,8 @@ class KernelProfiler(ForkAware):
     def start(self, on_error: OnError = "warn") -> Self:
         """Start profiling, unless this profiler is already running or is disabled.
 
+        Also restarts a profiler that an error has ended.
+
         If profiling is impossible, ``warn`` logs the reason and the fix. With ``raise``, an
         exception is raised instead.
 
@@ -207,6 +209,8 @@ class KernelProfiler(ForkAware):
             ExportError: an exporter cannot be opened.
         """
         forks.catch_up()
+        if self._session is not None and self._session.failure:
+            self.stop()
         with self._lock:
             if self._session is not None or self._disabled:
                 return self
@@ -310,7 +314,7 @@ class KernelProfiler(ForkAware):
         forks.catch_up()
         session = self._session
         state = "paused" if self._pauses else "running"
-        if session is None:
+        if session is None or session.failure:
             state = "disabled" if self._disabled else "stopped"
         stats: dict[str, Any] = {
             "state": state,

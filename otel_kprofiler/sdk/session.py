@@ -204,7 +204,8 @@ class Session:
                 while not self._commands.empty():
                     self._commands.get()()
             self._pipeline.stop()
-        except Exception as error:  # noqa: BLE001 - logged; the service continues without profiles
+        # a processor may raise SystemExit, which ends a thread silently
+        except BaseException as error:  # noqa: BLE001 - logged; the service continues
             self.failure = f"{type(error).__name__}: {error}"
             _log.exception("profiling has ended because of an error")
         finally:

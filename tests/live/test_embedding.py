@@ -30,6 +30,7 @@ from otel_kprofiler.sdk import (
 from otel_kprofiler.symbols import KernelSymbolizer
 from tests.further import further
 from tests.needs import X86_64
+from tests.raising import raising
 from tests.servers import HttpServer
 from tests.waiting import wait_until
 
@@ -513,8 +514,25 @@ def test_the_service_survives_an_error_in_the_profilers_thread(caplog, monkeypat
     with profiling() as (profiler, _):
         monkeypatch.setattr(KernelSymbolizer, "advance", None)
         wait_until(lambda: profiler.stats()["problem"])
+        assert profiler.stats()["state"] == "stopped"
         profiler.stop()
     assert "TypeError" in profiler.stats()["problem"]
+    assert len([r for r in caplog.records if "profiling has ended" in r.message]) == 1
+
+
+@pytest.mark.parametrize("error", [OSError("failed"), SystemExit(1)])
+def test_a_profiler_that_an_error_ended_can_be_started_again(caplog, monkeypatch, error):
+    with profiling() as (profiler, exporter), monkeypatch.context() as failing:
+        failing.setattr(KernelSymbolizer, "advance", raising(error))
+        wait_until(lambda: profiler.stats()["state"] == "stopped")
+        assert type(error).__name__ in profiler.stats()["problem"]
+        failing.undo()
+        exporter.clear()
+        profiler.start("raise")
+        assert (profiler.stats()["state"], profiler.stats()["problem"]) == ("running", "")
+        work(0.2)
+        profiler.flush_window(10_000)
+        assert exporter.get_finished_batches()
     assert len([r for r in caplog.records if "profiling has ended" in r.message]) == 1
 
 
