@@ -1,6 +1,7 @@
 """Attaches the BPF programs that track off-CPU threads, and reads each process's wait totals."""
 
 import contextlib
+import errno
 import logging
 import os
 import time
@@ -47,6 +48,8 @@ _LOADAVG: Final = "/proc/loadavg"
 _MIN_THREADS: Final = 16_384
 _MAX_THREADS: Final = 1 << 20
 _NS_PER_S: Final = 1_000_000_000
+_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors for a lack of descriptors or memory, which may pass."""
 
 _log = logging.getLogger(__name__)
 
@@ -125,6 +128,7 @@ class WaitFollower:
             config.min_duration_ns, time.monotonic_ns(), config.samples_per_second
         )
         self._lasting: list[RawSample] = []
+        self._is_short = False
         self._read_ns = time.monotonic_ns()
         self._longest_ns = self._longest_before_ns = 0
         with contextlib.ExitStack() as undo:
@@ -182,7 +186,7 @@ class WaitFollower:
         lasting, self._lasting = self._lasting, []
         rate = self._rate
         if rate and now_ns >= self._next_look_ns:
-            self._look_at_waiting(now_ns)
+            self._try_to_look_at_waiting(now_ns)
         if rate and self._epoch and self._control.update(now_ns, self.counts().taken, rate):
             self._configure()
         return samples + lasting
@@ -190,17 +194,23 @@ class WaitFollower:
     def read(self, now_ns: int, boot_ns: int) -> Mapping[ProcessKey, WaitTotals]:
         """Sample ongoing waits; return the increase in each process's totals since the last call.
 
-        ``now_ns`` is the current ``CLOCK_MONOTONIC`` time, and ``boot_ns`` the current boottime.
+        ``now_ns`` is the current ``CLOCK_MONOTONIC`` time, and ``boot_ns`` the current boottime. If
+        this process lacks descriptors or memory, the next call also returns this call's increase.
         """
-        self._look_at_waiting(now_ns)
+        try:
+            self._look_at_waiting(now_ns)
+            clock_ns = now_ns - self._lines.offset_ns()
+            threads = list(self._without_own(parse_threads(self._table.read())))
+        except OSError as error:
+            self._endure(error)
+            return {}
+        self._is_short = False
         passed_s, self._read_ns = (now_ns - self._read_ns) / _NS_PER_S, now_ns
-        now_ns -= self._lines.offset_ns()
-        threads = list(self._without_own(parse_threads(self._table.read())))
         most = max(1.0, _LASTING_SHARE * self._rate * passed_s)
-        self._lasting += self._joiner.sample_lasting(threads, now_ns, boot_ns, self._epoch, most)
+        self._lasting += self._joiner.sample_lasting(threads, clock_ns, boot_ns, self._epoch, most)
         self._longest_before_ns = self._longest_ns
         self._longest_ns = self._joiner.lasting_threshold_ns
-        return self._totals.read(threads, now_ns, self._epoch)
+        return self._totals.read(threads, clock_ns, self._epoch)
 
     def _without_own(self, threads: Iterable[WaitThread]) -> Iterator[WaitThread]:
         return (thread for thread in threads if not self._own.has(thread.tgid, thread.tid))
@@ -271,10 +281,24 @@ class WaitFollower:
         with open(fd, "rb", buffering=0) as tasks:
             tasks.read(1)  # runs the program for all threads, without output
 
+    def _try_to_look_at_waiting(self, now_ns: int) -> None:
+        try:
+            self._look_at_waiting(now_ns)
+        except OSError as error:
+            self._endure(error)
+
+    def _endure(self, error: OSError) -> None:
+        """Log the first in a row of shortages; raise any other error."""
+        if error.errno not in _SHORTAGES:
+            raise error
+        if not self._is_short:
+            _log.warning("waits are reported later: %s", os.strerror(error.errno))
+        self._is_short = True
+
     def detach(self) -> None:
         """Detach the programs; their counts remain readable."""
         try:
-            self._look_at_waiting(time.monotonic_ns())
+            self._try_to_look_at_waiting(time.monotonic_ns())
         finally:
             self._close_links()
 

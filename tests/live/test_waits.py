@@ -308,6 +308,43 @@ def test_short_lived_processes_have_separate_wait_totals():
         assert not {key for key in sampler.read_waits() if key in mine}
 
 
+SHORT_OF_DESCRIPTORS = """
+import logging, os, resource, time
+from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+
+logging.basicConfig(format="%(message)s")
+config = SamplerConfig(target_pids=(os.getpid(),), off_cpu=OffCpuConfig(samples_per_second=9))
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+def read():
+    time.sleep(0.2)
+    sampler.drain()
+    return sum(totals.total_ns for totals in sampler.read_waits().values())
+
+sampler = EbpfSampler(config)
+sampler.start()
+read()
+files = []
+try:
+    while True:
+        files.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+assert [read(), read()] == [0, 0]
+for file in files:
+    os.close(file)
+assert read() > 0.5e9
+sampler.stop()
+"""
+
+
+def test_wait_totals_are_complete_after_a_shortage_of_descriptors():
+    command = [sys.executable, "-c", SHORT_OF_DESCRIPTORS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines().count("waits are reported later: Too many open files") == 1
+
+
 def test_map_slots_of_exited_threads_are_reused(monkeypatch):
     for name in ("_MIN_THREADS", "_MAX_THREADS"):
         monkeypatch.setattr(wait_follower, name, 32)
