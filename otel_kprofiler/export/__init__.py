@@ -33,6 +33,7 @@ from otel_kprofiler.export.exporter_settings import (
     SpoolSettings,
     open_client,
 )
+from otel_kprofiler.export.exports import export_all
 from otel_kprofiler.export.file import FileExporter, Rotation
 from otel_kprofiler.export.ledger import Ledgers, QueueCounts
 from otel_kprofiler.export.otlp_variables import exporter_from_environment, read_settings
@@ -84,6 +85,7 @@ __all__ = [
     "Verdict",
     "advise_plain_text",
     "count_undelivered",
+    "export_all",
     "exporter_from_environment",
     "is_wholly_lost",
     "open_client",

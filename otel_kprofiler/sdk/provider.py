@@ -14,7 +14,7 @@ from otel_kprofiler import forks
 from otel_kprofiler.bpf import without_signals
 from otel_kprofiler.delivery import Reporter
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export import ExportQueue, Ledgers, ProfileExporter
+from otel_kprofiler.export import ExportQueue, Ledgers, ProfileExporter, export_all
 from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from otel_kprofiler.model import Encoding, ExporterAccount, LossCause, SampleCounts, Window
 from otel_kprofiler.otlp import Encoded, encode_window
@@ -142,7 +142,8 @@ class SimpleProfileProcessor(ProfileProcessor):
             self._account = self._sum()
         for batch in encoded.batches:
             with self._lock:
-                self._ledgers.conclude(self._exporter.export(batch))
+                for _, result in export_all(self._exporter, [batch], None):
+                    self._ledgers.conclude(result)
                 self._account = self._sum()
 
     def _begin(self) -> None:

@@ -27,6 +27,7 @@ from otel_kprofiler.sdk.exporters import find_exporters
 from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.schema import read_settings
 from tests.commands import run_python
+from tests.raising import raising
 from tests.windows import make_window
 
 
@@ -76,6 +77,22 @@ def test_a_failing_processor_does_not_affect_other_processors(in_memory, caplog)
     profiles.on_window(window())
     assert len(in_memory.get_finished_batches()) == 1
     assert "a processor failed" in caplog.text
+    profiles.shutdown()
+
+
+@pytest.mark.parametrize("processor", [BatchProfileProcessor, SimpleProfileProcessor])
+@pytest.mark.parametrize("export", [raising(ValueError("broken")), lambda _: None])
+def test_samples_that_a_broken_exporter_does_not_account_for_are_lost(
+    processor, export, in_memory, caplog, monkeypatch
+):
+    monkeypatch.setattr(in_memory, "export", export)
+    profiles = ProfilerProvider(shutdown_on_exit=False)
+    profiles.add_profile_processor(processor(in_memory))
+    profiles.on_window(window(3))
+    assert profiles.force_flush(10_000)
+    (account,) = profiles.accounts()
+    assert (account.exported, account.lost) == (0, {LossCause.INTERNAL: 3})
+    assert "in_memory: the exporter raised an exception" in caplog.text
     profiles.shutdown()
 
 
