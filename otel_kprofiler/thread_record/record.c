@@ -33,6 +33,7 @@ struct record {
 EXPORTED __thread struct record *otel_thread_ctx_v1;
 static __thread struct record own;
 static __thread unsigned char followed; /* this thread's greenlets have a trace function */
+static __thread unsigned char asking; /* this thread is in call_get_span_context() */
 /* The innermost context that this thread entered through a hook. */
 static __thread PyObject *entered;
 /* Stack of contexts that C code entered through a hook; `outside`: `entered` before the entry. */
@@ -129,7 +130,10 @@ static void raise_later(PyObject *type, PyObject *value, PyObject *traceback)
  *
  * The call runs Python code, and thus signal handlers. An exception from a signal handler, such as
  * KeyboardInterrupt, is meant for the service, so it is raised later. The method is called a second
- * time; an exception of the same type comes from the span itself, and is dropped. */
+ * time; an exception of the same type comes from the span itself, and is dropped.
+ *
+ * If the method changes the current context, the hooks run again, and the span may still be current.
+ * Until the method returns, they publish only SDK spans, because another call might never end. */
 static PyObject *call_get_span_context(PyObject *span)
 {
 	PyObject *result, *type, *value, *traceback;
@@ -176,8 +180,13 @@ static int fill(PyObject *span, PyObject *number)
 
 	if (PySet_Contains(classes, (PyObject *)Py_TYPE(span)) == 1)
 		context = PyObject_GetAttr(span, name_context);
-	else
+	else if (asking)
+		return 0;
+	else {
+		asking = 1;
 		context = call_get_span_context(span);
+		asking = 0;
+	}
 	otel_thread_ctx_v1 = NULL; /* Python code called above may have published a record */
 	own.valid = 0;
 	fence();

@@ -434,6 +434,35 @@ def traceback_ends_in(error, function):
     return traceback.tb_frame.f_code is function.__code__
 
 
+def changes_context():
+    """A span may change the current context, or run code in another one, to return its context."""
+
+    def change():
+        context.detach(context.attach(context.set_value("key", "value")))
+
+    another = tracer.start_span("another")
+
+    def change_to_another_span():
+        with trace.use_span(another):
+            check()
+
+    def run():
+        contextvars.copy_context().run(int)
+
+    def leave():
+        context.attach(context.set_value("key", "value"))
+
+    span = OtherSpan(trace.SpanContext(1, 2, is_remote=False))
+    for act in (change, change_to_another_span, run, leave):
+        OtherSpan.act = staticmethod(act)
+        with trace.use_span(span):
+            assert read_record()[:2] == (1, 2)
+            contextvars.copy_context().run(int)
+            assert read_record()[:2] == (1, 2)
+        OtherSpan.act = staticmethod(lambda: None)
+        nested()
+
+
 def no_python_code():
     """Publishing an SDK span runs no Python code, so signal handlers cannot interrupt it."""
     import greenlet

@@ -31,7 +31,7 @@ PLACE = Path(__file__).with_name("place.py")
         "nested", "threads", "contexts", "begin_after_a_failure", "loop",
         "eager", "c_code", "c_code_in_part_of_a_page", "trio",
         "greenlets", "greenlets_are_traced_already",
-        "interrupts", "no_python_code", "fork", "attributes", "endpoints",
+        "interrupts", "changes_context", "no_python_code", "fork", "attributes", "endpoints",
         "ends", "c_fork", "subinterpreters", "start_in_a_subinterpreter",
         *further("begin_in_a_context", "uvloop"),
     ],
