@@ -36,7 +36,7 @@ def open_own() -> OwnInterpreter:
         raise InterpreterRefused(Refusal.UNKNOWN_VERSION, sys.implementation.name)
     files, code_type = Access(), id(CodeType)
     try:
-        mappings = parse_mappings(read_maps(files, "self"))
+        mappings = parse_mappings(read_maps(files, "thread-self"))
         mapping = next(each for each in mappings if each.start <= code_type < each.end)
         file = FileKey(mapping.inode, mapping.device, 0)
         pid, tid = os.getpid(), threading.get_native_id()

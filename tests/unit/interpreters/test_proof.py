@@ -8,6 +8,7 @@ import pytest
 
 from otel_kprofiler.interpreters import InterpreterRefused, Refusal, open_own
 from otel_kprofiler.interpreters.proof import prove
+from tests.commands import run_python
 from tests.further import further
 from tests.interpreters import VERSIONS, require_pythons
 
@@ -20,6 +21,35 @@ def test_every_installed_interpreter_is_verified(minor):
     for python in require_pythons(minor):
         ran = python.run("-c", _PROVE)
         assert ran.stdout.strip() == python.version, ran.stderr
+
+
+_WITHOUT_MAIN_THREAD = """
+import os, threading, time
+from otel_kprofiler.interpreters import InterpreterRefused, open_own
+
+def verify():
+    while open("/proc/self/maps").read():
+        time.sleep(0.01)
+    try:
+        open_own()
+    except InterpreterRefused:
+        print("refused", flush=True)
+
+def fork():
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+    else:
+        threading.Thread(target=verify).start()
+
+threading.Thread(target=fork).start()
+"""
+
+
+@pytest.mark.system
+def test_the_interpreter_of_a_process_without_a_main_thread_is_rejected():
+    """In a child that a thread forked, this thread is the main thread, and may end first."""
+    assert run_python(_WITHOUT_MAIN_THREAD) == "refused\n"
 
 
 # Members whose wrong values may go undetected: some versions ignore them, or a neighbor is equal.
