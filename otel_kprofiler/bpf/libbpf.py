@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final, Self
 
-from otel_kprofiler.bpf.loader import LoadedObject, ObjectSpec, without_signals
+from otel_kprofiler.bpf.loader import LoadedObject, ObjectSpec, check_object, without_signals
 from otel_kprofiler.errors import DependencyError, SamplerError
 from otel_kprofiler.forks import ProcessLock
 
@@ -75,6 +75,7 @@ class _LibbpfObject:
         self._library = library
         self._spec = spec
         self._messages = messages
+        check_object(spec.object)
         self._object: int | None = self._checked(
             library.bpf_object__open_file(os.fsencode(spec.object), None), "opening"
         )

@@ -9,8 +9,34 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
+from otel_kprofiler.errors import HostError
+
 _FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 """Signals that, if blocked, kill the process without running their handlers (faulthandler)."""
+
+
+def _identify(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+_OBJECTS: Final = {
+    path: _identify(path) for path in Path(__file__).with_name("programs").glob("*.bpf.o")
+}
+"""The object files that this version of the package can use, as of its import."""
+
+
+def check_object(path: Path) -> None:
+    """Raise ``HostError`` if an object file has been replaced since this package was imported.
+
+    The records of another version's programs may have another layout.
+    """
+    if path in _OBJECTS and _OBJECTS[path] != _identify(path):
+        raise HostError(
+            f"{path.name} was replaced after this process had started",
+            hint="restart the process, and the process that forked it, if any: otel-kprofiler was "
+            "upgraded",
+        )
 
 
 @contextlib.contextmanager
@@ -83,5 +109,6 @@ class Loader(Protocol):
         Raises:
             DependencyError: the loader's library is missing.
             OSError: the kernel denied permission (``EPERM``, ``EACCES``) or lacks a feature.
+            HostError: the object file was replaced after this process had started.
             SamplerError: the verifier rejected a program. The error contains the verifier's log.
         """

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 
@@ -17,7 +18,8 @@ from otel_kprofiler.bpf import (
     bcc_compile,
     get_loader,
 )
-from otel_kprofiler.errors import DependencyError, SamplerError
+from otel_kprofiler.bpf import loader as loading
+from otel_kprofiler.errors import DependencyError, HostError, SamplerError
 from tests.further import further
 
 pytestmark = pytest.mark.system
@@ -44,6 +46,18 @@ def test_the_loader_auto_prefers_libbpf_and_an_explicit_loader_has_no_fallback(
     monkeypatch.setattr(LibbpfLoader, "is_installed", lambda: libbpf)
     monkeypatch.setattr(BccLoader, "is_installed", lambda: has_bcc)
     assert get_loader(name).name == chosen
+
+
+@pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf is not installed")
+def test_an_object_file_that_an_upgrade_has_replaced_is_not_loaded(tmp_path, monkeypatch):
+    path = tmp_path / "sampler.bpf.o"
+    shutil.copy2(SAMPLER_OBJECT, path)
+    monkeypatch.setattr(loading, "_OBJECTS", {path: loading._OBJECTS[SAMPLER_OBJECT]})
+    loading.check_object(path)
+    path.write_bytes(b"another version")
+    with pytest.raises(HostError, match="was replaced") as refused:
+        LibbpfLoader().load(SPEC._replace(object=path))
+    assert "restart" in refused.value.hint
 
 
 def test_the_error_for_a_missing_bpf_library_names_the_packages(monkeypatch):
