@@ -21,6 +21,7 @@ from otel_kprofiler.sampling import OffCpuConfig, SamplerConfig
 from otel_kprofiler.sdk.ancestors import describe_sampling_ancestor
 from otel_kprofiler.sdk.environment import Wanted, read_environment, read_options
 from otel_kprofiler.sdk.exporters import ExporterFactory
+from otel_kprofiler.sdk.green_threads import refuse_green_threads, watch
 from otel_kprofiler.sdk.later import LaterStart, warn_without_threads
 from otel_kprofiler.sdk.pauses import Pauses
 from otel_kprofiler.sdk.plan import Plan, Target
@@ -31,11 +32,7 @@ from otel_kprofiler.sdk.provider import (
     get_profiler_provider,
 )
 from otel_kprofiler.sdk.publishing import publish_context, publish_service
-from otel_kprofiler.sdk.refusals import (
-    make_second_error,
-    refuse_green_threads,
-    refuse_subinterpreters,
-)
+from otel_kprofiler.sdk.refusals import make_second_error, refuse_subinterpreters
 from otel_kprofiler.sdk.session import Session
 from otel_kprofiler.sdk.signals import come_before_sigterm
 from otel_kprofiler.sdk.thread_contexts import describe_threads
@@ -239,7 +236,7 @@ class KernelProfiler(ForkAware):
         deadline = time.monotonic() + timeout_millis / 1000
         forks.catch_up()
         with self._lock:
-            self._later.due = False
+            self._later.cancel()
             session, provider = self._session, self._provider
             self._session = self._provider = None
             if _running is self:
@@ -253,6 +250,15 @@ class KernelProfiler(ForkAware):
             if self._exporters:
                 provider.shutdown(max(0.0, deadline - time.monotonic()) * 1000)
             self._account = session.account().as_dict()
+
+    def stop_before_patching(self) -> None:
+        """Stop before gevent patches threads, and log why; see :mod:`.green_threads`."""
+        with self._lock:  # waits for a start in progress
+            is_active = self._session is not None or self._later.due
+        if is_active:
+            self.stop(EXIT_TIMEOUT_MILLIS)
+            self._later.join(EXIT_TIMEOUT_MILLIS / 1000)
+            self.start()
 
     def export_on_sigterm(self) -> None:
         """Export pending samples on SIGTERM, then let the signal take effect.
@@ -338,6 +344,7 @@ class KernelProfiler(ForkAware):
         refuse_subinterpreters()
         if _running is not None and _running is not self:
             raise make_second_error()
+        watch(self)
         if is_before_workers():
             forks.register(ForkStep.RESTART, self)
             self._problem = self._later.in_workers()
@@ -403,11 +410,9 @@ class KernelProfiler(ForkAware):
         return self._resource if (provider := self._provider) is None else provider.resource
 
     def _take(self, provider: ProfilerProvider, window: Window) -> None:
-        for _, sample in window.samples:
-            count = len(sample.timestamps_unix_ns)
-            self._samples += count
-            if sample.link is not None:
-                self._linked += count
+        linked = [sample for _, sample in window.samples if sample.link is not None]
+        self._samples += window.sample_count
+        self._linked += sum(len(sample.timestamps_unix_ns) for sample in linked)
         provider.on_window(window)
         self._renew_resource(provider)
 

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -28,6 +27,8 @@ class LaterStart:
         self._start = start
         self._lock = lock
         self.due = False
+        self._cancelled = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def in_workers(self) -> str:
         """Start in each forked uWSGI worker, and return why the profiler does not start now."""
@@ -41,13 +42,25 @@ class LaterStart:
     def soon(self) -> None:
         """Start in a new thread after a short delay."""
         self.due = True
+        self._cancelled = threading.Event()
         thread = threading.Thread(target=self._wait, name="kprofiler-restart", daemon=True)
         with without_signals():
             thread.start()
+        self._thread = thread
+
+    def cancel(self) -> None:
+        """Cancel a pending start. The caller holds the lock."""
+        self.due = False
+        self._cancelled.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the thread from :meth:`soon` has ended. The caller does not hold the lock."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def _wait(self) -> None:
-        time.sleep(_DELAY_S)
-        self._run()
+        if not self._cancelled.wait(_DELAY_S):
+            self._run()
 
     def _run(self) -> None:
         forks.catch_up()

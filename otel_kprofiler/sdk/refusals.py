@@ -2,7 +2,6 @@
 
 import ctypes
 import platform
-import sys
 
 from otel_kprofiler.errors import HostError
 
@@ -23,22 +22,6 @@ def refuse_subinterpreters() -> None:
             "the profiler cannot run in a subinterpreter",
             hint="start it in the main interpreter, where it samples all threads of the process",
         )
-
-
-def refuse_green_threads() -> None:
-    """Raise ``HostError`` under gevent and eventlet: the profiler would block all green threads."""
-    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
-    if gevent and any(map(gevent.is_module_patched, ("threading", "select"))):
-        who = "gevent"
-    elif eventlet and any(map(eventlet.is_monkey_patched, ("thread", "select"))):
-        who = "eventlet"
-    else:
-        return
-    raise HostError(
-        f"{who} has monkey-patched threading, but the profiler needs a native thread",
-        hint="run the agent on this host (otel-kprofiler run), which profiles the process under "
-        "its published Resource, or use threaded workers (gunicorn --worker-class gthread)",
-    )
 
 
 def make_second_error() -> HostError:

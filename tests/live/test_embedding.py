@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -35,6 +36,9 @@ from tests.servers import HttpServer
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
+
+ROOT = Path(__file__).parents[2]
+WILL_PATCH = "gevent.plugins.monkey.will_patch_all"
 
 
 def count_leaves(windows, suffix):
@@ -484,6 +488,45 @@ def test_a_service_under_gevent_runs_unprofiled_with_one_warning():
     (line,) = done.stderr.splitlines()
     assert "gevent has monkey-patched threading" in line
     assert "gthread" in line
+
+
+PATCHED = """
+import logging, threading
+logging.basicConfig(format="%(message)s")
+from otel_kprofiler.sdk import KernelProfiler
+import gevent.monkey
+profiler = KernelProfiler.from_env().start("raise")
+
+def patch():
+    gevent.monkey.patch_all()
+    print(profiler.stats()["state"], [thread.name for thread in threading.enumerate()], flush=True)
+
+"""
+FORKED = """
+if pid := os.fork():
+    os.waitpid(pid, 0)
+    profiler.stop()
+else:
+    patch()
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("patch", ["patch()", FORKED])
+def test_gevent_stops_a_profiler_before_it_patches_threads(to_file, tmp_path, patch):
+    pytest.importorskip("gevent")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ((name, function),) = project["entry-points"][WILL_PATCH].items()
+    installed = tmp_path / "kprofiler-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: kprofiler\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text(f"[{WILL_PATCH}]\n{name} = {function}\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    quiet = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}  # about forks, from 3.12 on
+    done = run(PATCHED + patch, env={**to_file.env, **quiet, "PYTHONPATH": path})
+    assert done.stdout == "stopped ['MainThread']\n"
+    (line,) = done.stderr.splitlines()
+    assert "gevent has monkey-patched threading" in line
 
 
 def test_a_subinterpreter_is_rejected_with_a_reason():
