@@ -52,8 +52,9 @@ def _register_finalizer(method: Callable[[], None]) -> None:
         if (alive := ref()) is not None:
             alive()
 
-    def register(_: object) -> None:
-        util.Finalize(None, call, exitpriority=_LAST)
+    def register(owner: object) -> None:
+        util.Finalize(owner, call, exitpriority=_LAST)  # removed along with its owner
 
-    register(None)
-    util.register_after_fork(cast("MethodType", method).__self__, register)
+    owner = cast("MethodType", method).__self__
+    register(owner)
+    util.register_after_fork(owner, register)

@@ -1,7 +1,9 @@
 """Tests the provider, processors, exporters and settings without sampling."""
 
+import gc
 import io
 import json
+import multiprocessing.util
 import threading
 import time
 from dataclasses import replace
@@ -42,6 +44,13 @@ def window(samples=3):
 @pytest.fixture
 def in_memory():
     return InMemoryProfileExporter()
+
+
+def test_a_provider_that_was_shut_down_leaves_nothing_registered_for_exit():
+    before = len(multiprocessing.util._finalizer_registry)
+    ProfilerProvider().shutdown()
+    gc.collect()
+    assert len(multiprocessing.util._finalizer_registry) == before
 
 
 @pytest.mark.parametrize("processor", [BatchProfileProcessor, SimpleProfileProcessor])
