@@ -6,12 +6,16 @@ window.
 """
 
 import contextlib
+import functools
+import inspect
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from contextvars import Token
+from typing import Any, Final, TypeVar, cast
 
 from opentelemetry import context as otel_context
+from opentelemetry.context import Context
 
 from otel_kprofiler import forks
 from otel_kprofiler.model import (
@@ -23,6 +27,8 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import SAMPLE_ATTRIBUTES
 from otel_kprofiler.sdk.pacing import Pacer, paced
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_SETS: Final = 8192
 MAX_SETS_IN_WINDOW: Final = 128
@@ -87,14 +93,62 @@ class LabelSets:
 process_labels: Final = LabelSets()
 
 
-@contextlib.contextmanager
-def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iterator[None]:
+class Labels(contextlib.AbstractContextManager[None]):
+    """A ``with`` block or decorator that labels samples; returned by :func:`labels`.
+
+    As a decorator, thread-safe.
+    """
+
+    def __init__(self, pairs: Mapping[str, str]) -> None:
+        self._pairs = pairs
+        self._tokens: list[Token[Context]] = []
+
+    def __enter__(self) -> None:
+        forks.catch_up()
+        number = otel_context.get_value(KEY)
+        outside = dict(process_labels.find(number)) if isinstance(number, int) else {}
+        kept = {name: value for name, value in outside.items() if name not in self._pairs}
+        room = MAX_LABELS - len(self._pairs)
+        merged = sorted([*list(kept.items())[:room], *self._pairs.items()])
+        number = process_labels.number(tuple(merged))
+        self._tokens.append(otel_context.attach(otel_context.set_value(KEY, number)))
+
+    def __exit__(self, *_: object) -> None:
+        otel_context.detach(self._tokens.pop())
+
+    def __call__(self, function: F) -> F:
+        """Label the samples taken in each call of a function or coroutine function.
+
+        Raises ``TypeError`` for a generator function, whose body runs after the call.
+        """
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"labels cannot decorate the generator function {function.__qualname__}: put the "
+                "loop that iterates over the generator in a with block"
+            )
+        if inspect.iscoroutinefunction(function):
+
+            async def call_async(*arguments: Any, **named: Any) -> Any:
+                with Labels(self._pairs):
+                    return await function(*arguments, **named)
+
+            return cast("F", functools.wraps(function)(call_async))
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            with Labels(self._pairs):
+                return function(*arguments, **named)
+
+        return cast("F", functools.wraps(function)(call))
+
+
+def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Labels:
     """Label the samples taken inside the ``with`` block in the current context.
 
     The labels are added to the labels of enclosing blocks, and override labels with the same name.
     Asyncio tasks that are started inside the block inherit the labels, as do threads that run in a
-    copy of this context. ``labels`` also works as a function decorator. The profiler reads labels
-    only where it can read spans from the interpreter; see ``labels`` in ``profiler.stats()``.
+    copy of this context. ``labels`` also works as a decorator for functions and coroutine
+    functions. The profiler reads labels only where it can read spans from the interpreter; see
+    ``labels`` in ``profiler.stats()``.
 
     ::
 
@@ -113,25 +167,12 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
             labels. If nested blocks have more than 16 labels in total, labels from outer blocks are
             omitted.
     """
-    forks.catch_up()
     pairs = {**(given or {}), **more}
     if len(pairs) > MAX_LABELS:
         raise ValueError(f"too many labels: {len(pairs)} (at most {MAX_LABELS})")
-    inside = {}
-    for name, value in pairs.items():
+    for name in pairs:
         check_name(name)
-        inside[name] = str(value)[:MAX_LABEL_VALUE_CHARS]
-    number = otel_context.get_value(KEY)
-    outside = dict(process_labels.find(number)) if isinstance(number, int) else {}
-    kept = {name: value for name, value in outside.items() if name not in inside}
-    room = MAX_LABELS - len(inside)
-    merged = sorted([*list(kept.items())[:room], *inside.items()])
-    number = process_labels.number(tuple(merged))
-    token = otel_context.attach(otel_context.set_value(KEY, number))
-    try:
-        yield
-    finally:
-        otel_context.detach(token)
+    return Labels({name: str(value)[:MAX_LABEL_VALUE_CHARS] for name, value in pairs.items()})
 
 
 def check_name(name: Any) -> None:

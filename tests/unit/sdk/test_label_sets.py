@@ -1,6 +1,8 @@
 """Label sets can be nested, and are limited in number and size."""
 
+import asyncio
 import contextvars
+import inspect
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -76,6 +78,45 @@ def test_labels_can_be_used_as_a_function_decorator():
         return current()
 
     assert [find(), find(), current()] == [{"job": "report"}, {"job": "report"}, None]
+
+
+@pytest.mark.system
+def test_labels_apply_while_a_decorated_coroutine_function_runs():
+    @labels(job="report")
+    async def find():
+        before = current()
+        await asyncio.sleep(0)
+        return before, current()
+
+    async def run():
+        return await asyncio.gather(find(), find()), current()
+
+    assert inspect.iscoroutinefunction(find)
+    labelled = {"job": "report"}
+    assert asyncio.run(run()) == ([(labelled, labelled)] * 2, None)
+
+
+async def generate_async():
+    yield
+
+
+def generate():
+    yield
+
+
+@pytest.mark.parametrize("function", [generate, generate_async])
+def test_generator_functions_cannot_be_decorated_with_labels(function):
+    with pytest.raises(TypeError, match=f"generator function {function.__name__}: put the loop"):
+        labels(job="report")(function)
+
+
+def test_a_block_of_labels_can_be_nested_in_itself():
+    block = labels(job="report")
+    with block:
+        with block:
+            assert current() == {"job": "report"}
+        assert current() == {"job": "report"}
+    assert current() is None
 
 
 def test_least_recently_set_label_sets_are_evicted():
