@@ -23,6 +23,8 @@ from otel_kprofiler.workers import call_in_workers
 
 _MAX_WAIT_S: Final = 1.0
 """Maximum time, in seconds, for which an unresponsive file system may delay a fork."""
+_MAX_START_S: Final = 3.0
+"""Maximum time, in seconds, for which the start of a profiler may delay a fork."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,9 +58,14 @@ class ForkAware:
 
 
 class ForkGate:
-    """Delays forks while threads use descriptors that children must not inherit."""
+    """Delays forks while threads use descriptors that children must not inherit.
 
-    def __init__(self) -> None:
+    Args:
+        max_wait_s: the longest delay, in seconds.
+    """
+
+    def __init__(self, max_wait_s: float = _MAX_WAIT_S) -> None:
+        self._max_wait_s = max_wait_s
         self._changed = threading.Condition()
         self._working = 0
         self._forking = False
@@ -80,7 +87,7 @@ class ForkGate:
         """Wait for work in progress to finish, and prevent new work from starting."""
         with self._changed:
             self._forking = True
-            self._changed.wait_for(lambda: not self._working, _MAX_WAIT_S)
+            self._changed.wait_for(lambda: not self._working, self._max_wait_s)
 
     def after_fork(self) -> None:
         """Allow :meth:`work` to proceed again in the parent."""
@@ -142,6 +149,7 @@ class _Registry:
         self._lock = ProcessLock()  # held while _members changes or a child's hooks run
         self._one_fork = threading.RLock()  # serializes concurrent forks
         self._forks: list[_Fork] = []  # more than one if forks are nested
+        self._gate = ForkGate(_MAX_START_S)
         self._armed = False
         self._pid = os.getpid()  # pid of the process that the members belong to
         self._catching_up = 0  # pid of the process whose hooks are running
@@ -172,6 +180,14 @@ class _Registry:
                 registered for registered in self._members if registered[1]() is not member
             )
 
+    def delay(self) -> contextlib.AbstractContextManager[None]:
+        """Delay other threads' forks, by at most 3 s, while the caller opens and registers objects.
+
+        The hooks of an object that registers during a fork do not run in the child, which would
+        keep the object's descriptors.
+        """
+        return self._gate.work()
+
     def catch_up(self) -> None:
         """Run the child hooks if this process was forked without running them. Thread-safe.
 
@@ -184,6 +200,7 @@ class _Registry:
         self.catch_up()
         held = self._one_fork
         held.acquire()
+        self._gate.before_fork()
         concerned = self._list_members()
         self._forks.append(_Fork(held, concerned))
         for member in reversed(concerned):
@@ -193,6 +210,7 @@ class _Registry:
         fork = self._forks.pop()
         for member in fork.concerned:
             _run(member.after_fork_in_parent)
+        self._gate.after_fork()
         fork.held.release()
 
     def _in_child(self) -> None:
@@ -209,6 +227,7 @@ class _Registry:
                 return
             self._catching_up = pid
             self._one_fork = threading.RLock()
+            self._gate = ForkGate(_MAX_START_S)
             for member in self._list_members() if concerned is None else concerned:
                 _run(member.after_fork_in_child)
             self._pid = pid
@@ -228,3 +247,4 @@ _registry: Final = _Registry()
 register: Final = _registry.register
 unregister: Final = _registry.unregister
 catch_up: Final = _registry.catch_up
+delay: Final = _registry.delay

@@ -212,7 +212,7 @@ class KernelProfiler(ForkAware):
             if self._session is not None or self._disabled:
                 return self
             try:
-                with without_signals():
+                with without_signals(), forks.delay():
                     self._start()
             except KProfilerError as error:
                 self._problem = error.message

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import threading
+import time
 
 import pytest
 
@@ -113,6 +114,28 @@ def test_forks_by_two_threads_are_serialized(register):
 
 
 IN_CHILD = ["child release", "child restart"]
+
+
+def test_a_fork_waits_until_an_object_that_opens_descriptors_is_registered(log, register):
+    begun = threading.Event()
+    register(ForkStep.RENEW, Recording("early", log))
+    late = Recording("late", log)
+
+    def start():
+        with forks.delay():
+            begun.set()
+            while not forks._registry._gate._forking:
+                time.sleep(0.001)
+            register(ForkStep.RELEASE, late)
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    begun.wait()
+    before = ["before early", "before late"]
+    in_child = str([*before, "child late", "child early"])
+    assert run_in_child(python_fork, lambda: log) == (in_child, 0)
+    starting.join()
+    assert log == [*before, "parent late", "parent early"]
 
 
 def test_catch_up_runs_the_fork_hooks_only_once_in_a_child_forked_by_c_code(registered, log):
