@@ -53,7 +53,7 @@ PACKAGES = {
         "Inspects this host: files, capabilities, perf events, `doctor` checks", "errors model text"
     ),
     "bpf": Package(
-        "bpf(2), BPF loaders and programs, ring buffers, BTF", "errors forks model speedups"
+        "bpf(2), BPF loaders and programs, ring buffers, BTF", "errors forks model speedups text"
     ),
     "otlp": Package(
         "Encodes, decodes and checks OTLP profiles; performs no I/O",

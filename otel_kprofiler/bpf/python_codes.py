@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.model import PythonCode
+from otel_kprofiler.text import escape_surrogates
 
 _HEAD: Final = struct.Struct("=QII")  # code id or image; kind; fragment size or process id
 _PROGRAM: Final = struct.Struct("=3Q")
@@ -109,4 +110,9 @@ class CodeParser:
 
 
 def _decode(text: bytes, width: int) -> str:
-    return text.decode(_ENCODINGS.get(width, "latin-1"), "replace")
+    """Decodes a string, escaping the surrogates that stand for bytes that are not UTF-8."""
+    encoding = _ENCODINGS.get(width, "latin-1")
+    try:
+        return escape_surrogates(text.decode(encoding, "surrogatepass"))
+    except UnicodeDecodeError:  # not a Python string
+        return text.decode(encoding, "replace")

@@ -1,5 +1,6 @@
 """Code object descriptions are parsed, and Python and the BPF program agree on struct layouts."""
 
+import os
 import struct
 
 import pytest
@@ -78,6 +79,12 @@ def test_an_incomplete_line_table_is_dropped():
 def test_strings_are_decoded_at_the_interpreters_character_width(encoding, width):
     (code,) = parse(description(name="ä.f".encode(encoding), widths=(1, width)))
     assert (code.file, code.function) == ("f.py", "ä.f")
+
+
+def test_bytes_in_file_names_that_are_not_utf8_are_escaped():
+    name = os.fsdecode(b"/\xff\xe9.py")  # Python stores two bytes per character
+    (code,) = parse(description(name=name.encode("utf-16-le", "surrogatepass"), widths=(1, 2)))
+    assert code.function == r"/\xff\xe9.py"
 
 
 @pytest.mark.parametrize("width", [0, 1, 2, 3, 4, 7])
