@@ -440,11 +440,9 @@ class Agent:
             signal.SIGINT: self._request_stop,
             signal.SIGHUP: self.request_reload,
         }
-        old_handlers = {
-            number: signal.signal(number, handler) for number, handler in handlers.items()
-        }
+        old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
         finally:
-            for number, handler in old_handlers.items():
+            for number, handler in old.items():
                 signal.signal(number, handler)
