@@ -46,6 +46,9 @@ class PythonCode(NamedTuple):
 class KnownCodes:
     """Keeps descriptions of code objects by id; evicts the oldest first.
 
+    Processes that run the same program have equal code objects, whose descriptions share strings
+    and line tables.
+
     Thread-safe; :meth:`get` is lock-free. ``on_dropped`` is called for each evicted description,
     without holding the lock, so that the BPF program can describe the code object again.
     """
@@ -58,6 +61,7 @@ class KnownCodes:
         self._max_bytes = max_bytes
         self.on_dropped = on_dropped
         self._codes: dict[int, PythonCode] = {}
+        self._by_table: dict[bytes, PythonCode] = {}  # the newest description with each line table
         self._lock = threading.Lock()
         self._bytes = 0
         self._version = 0
@@ -75,7 +79,7 @@ class KnownCodes:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the approximate memory used by all descriptions."""
+        """Returns the approximate memory used by all descriptions, without regard to sharing."""
         return self._bytes
 
     def __len__(self) -> int:
@@ -93,16 +97,32 @@ class KnownCodes:
     def add(self, code: PythonCode) -> None:
         """Add a description. A description that alone exceeds the limit is dropped immediately."""
         with self._lock:
-            old = self._codes.pop(code.id, None)
-            self._bytes += code.size_bytes - (old.size_bytes if old else 0)
-            self._codes[code.id] = code
+            if old := self._codes.get(code.id):
+                self._remove(old)
+            self._codes[code.id] = self._share(code)
+            self._bytes += code.size_bytes
             dropped = []
             while self._bytes > self._max_bytes:
-                oldest = self._codes.pop(next(iter(self._codes)))
-                self._bytes -= oldest.size_bytes
-                dropped.append(oldest)
+                dropped.append(next(iter(self._codes.values())))
+                self._remove(dropped[-1])
             self._dropped += len(dropped)
             self._version += 1
         if self.on_dropped:
             for evicted in dropped:
                 self.on_dropped(evicted)
+
+    def _share(self, code: PythonCode) -> PythonCode:
+        """Returns an equal description, with the strings and the line table of an earlier one."""
+        earlier = self._by_table.get(code.line_table)
+        if earlier:
+            code = code._replace(line_table=earlier.line_table)
+            if (earlier.file, earlier.function) == (code.file, code.function):
+                code = code._replace(file=earlier.file, function=earlier.function)
+        self._by_table[code.line_table] = code
+        return code
+
+    def _remove(self, code: PythonCode) -> None:
+        del self._codes[code.id]
+        self._bytes -= code.size_bytes
+        if self._by_table.get(code.line_table) is code:
+            del self._by_table[code.line_table]

@@ -1,8 +1,13 @@
 """Descriptions of code objects use bounded memory, and their eviction is reported."""
 
+import pickle
+
 import pytest
 
 from otel_kprofiler.model import KnownCodes, PythonCode
+from tests.speedups import measure_growth
+
+SHARED = ("file", "function", "line_table")
 
 
 def code(number, table=b""):
@@ -59,3 +64,33 @@ def test_the_eviction_callback_may_look_up_descriptions():
     codes = KnownCodes(max_bytes=1, on_dropped=lambda value: codes.get(value.id) or list(codes))
     codes.add(code(1))
     assert codes.dropped == 1
+
+
+def copy_of(code):
+    """Returns an equal description that shares no string or line table."""
+    return code._replace(
+        **{name: pickle.loads(pickle.dumps(getattr(code, name))) for name in SHARED}
+    )
+
+
+def test_equal_code_objects_of_several_processes_share_strings_and_line_tables():
+    codes, first = KnownCodes(), code(1, b"a table")
+    other_name = copy_of(first)._replace(id=3, function="g")
+    for added in (first, copy_of(first)._replace(id=2, process=8), other_name):
+        codes.add(added)
+        assert codes.get(added.id) == added
+    assert [getattr(codes.get(2), name) is getattr(first, name) for name in SHARED] == [True] * 3
+    assert codes.get(3).line_table is first.line_table
+
+
+def test_nothing_is_kept_of_evicted_descriptions():
+    codes = KnownCodes(max_bytes=10 * code(1, bytes(900)).size_bytes)
+
+    def add_codes():
+        for number in range(300):
+            table = number % 7  # some equal descriptions are kept, others are evicted
+            codes.add(code(number, table.to_bytes(2, "big") + bytes(898)))
+
+    add_codes()
+    assert measure_growth(add_codes) < 900
+    assert len(codes) == 10
