@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
@@ -18,7 +19,8 @@ class DiskThread:
     """Makes calls one after another in a daemon thread, because they cannot be interrupted.
 
     A call that exceeds :data:`PATIENCE_S` raises ``TimeoutError``. Its function continues, and all
-    further calls fail immediately until the function has returned. Thread-safe.
+    further calls fail immediately until the function has returned. The thread ends once this object
+    is closed or no longer referenced. Thread-safe.
 
     Attributes:
         is_closed: whether :meth:`close` was called. Later calls are made in the calling thread.
@@ -30,7 +32,10 @@ class DiskThread:
         self._running: _Call[Any] | None = None
         self._late: _Call[Any] | None = None  # the call that was given up while it was running
         self.is_closed = False
-        threading.Thread(target=self._run, name="kprofiler-spool", daemon=True).start()
+        threading.Thread(
+            target=_run, args=(weakref.ref(self), self._calls), name="kprofiler-spool", daemon=True
+        ).start()
+        weakref.finalize(self, self._calls.put, None)
 
     @property
     def is_hung(self) -> bool:
@@ -84,16 +89,23 @@ class DiskThread:
                 self.is_closed = True
                 self._calls.put(None)
 
-    def _run(self) -> None:
-        while call := self._calls.get():
-            with self._lock:
-                self._running = call
-                is_due = call.is_kept or not call.is_abandoned
-            if is_due:
-                call.run()
-            with self._lock:
-                self._running = self._late = None
-                call.ended.set()
+    def make(self, call: _Call[Any]) -> None:
+        """Run a call in the thread, unless its caller has given up."""
+        with self._lock:
+            self._running = call
+            is_due = call.is_kept or not call.is_abandoned
+        if is_due:
+            call.run()
+        with self._lock:
+            self._running = self._late = None
+            call.ended.set()
+
+
+def _run(owner: weakref.ref[DiskThread], calls: queue.SimpleQueue[_Call[Any] | None]) -> None:
+    while call := calls.get():
+        if disk := owner():
+            disk.make(call)
+        del call, disk  # both may keep the owner alive
 
 
 class _Call(Generic[_T]):

@@ -101,6 +101,14 @@ def test_calls_fail_until_the_hung_call_returns(disk):
     thread.close()
 
 
+def test_the_thread_ends_if_nothing_refers_to_the_object():
+    thread = DiskThread()
+    running = thread.call(threading.current_thread)
+    assert running.is_alive()
+    del thread
+    wait_until(lambda: not running.is_alive())
+
+
 def test_an_append_that_timed_out_leaves_nothing_in_the_spool(disk, tmp_path):
     spool = Spool(str(tmp_path))
     spool.append(batch(1))
