@@ -105,9 +105,8 @@ class _Side:
     def __init__(self, part: Part, grouping: Grouping, per_second: bool) -> None:
         samples = part.samples
         times = len(set(samples.times))
-        count = max(2, min(_INTERVALS, samples.count // _FEWEST_PER_INTERVAL, times))
-        if times <= 1:
-            count = 1
+        most = min(_INTERVALS, samples.count // _FEWEST_PER_INTERVAL, times)
+        count = max(2, most) if times > 1 else 1
         self.own: dict[Key, list[int]] = {}
         self.total: dict[Key, list[int]] = {}
         sizes = [0] * count

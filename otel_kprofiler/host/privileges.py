@@ -57,7 +57,8 @@ JOBS: Final[Mapping[str, tuple[str, ...]]] = {
 threads keep no capabilities."""
 
 _VERSION_3: Final = 0x20080522
-_LOW: Final = 0xFFFFFFFF
+_SETS: Final = struct.Struct("=6I")
+"""The lower halves of the effective, permitted and inheritable sets, then their upper halves."""
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
 _PR_SET_NAME: Final = 15
@@ -157,18 +158,17 @@ def give_up_capabilities(*kept: str) -> None:
 def keep_only(names: Iterable[str]) -> None:
     """Drop all capabilities of this thread except those named. Raises ``OSError``."""
     mask = sum(1 << CAPABILITIES[name] for name in names) & _read_effective()
-    low, high = mask & _LOW, mask >> 32
-    # The lower halves of the effective, permitted and inheritable sets, then their upper halves.
-    data = ctypes.create_string_buffer(struct.pack("=6I", low, low, 0, high, high, 0))
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    data = ctypes.create_string_buffer(_SETS.pack(low, low, 0, high, high, 0))
     call_libc("capset", "capset", _make_header(), data)
     prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
 
 
 def _read_effective() -> int:
     """Returns this thread's effective capabilities; unlike /proc, needs no free file descriptor."""
-    data = ctypes.create_string_buffer(struct.calcsize("=6I"))
+    data = ctypes.create_string_buffer(_SETS.size)
     call_libc("capget", "capget", _make_header(), data)
-    low, _, _, high, _, _ = struct.unpack("=6I", data.raw[:24])
+    low, _, _, high, _, _ = _SETS.unpack(data)
     effective: int = low | high << 32
     return effective
 
