@@ -99,7 +99,7 @@ class AbortableAdapter(HTTPAdapter):
 
     def _find_opener(self, connection: Any) -> Callable[[], socket.socket]:
         """Returns the function that resolves a connection's host and opens its socket."""
-        opener: Callable[[], socket.socket] = connection._new_conn  # noqa: SLF001
+        opener: Callable[[], socket.socket] = connection._new_conn  # noqa: SLF001 - no public one
         return opener
 
     def build_connection_pool_key_attributes(self, *args: Any, **kwargs: Any) -> Any:

@@ -198,8 +198,9 @@ def _parse_prefixed(data: bytes, on_damage: OnDamage) -> Iterator[Payload]:
             on_damage(TruncatedError(f"the {where} is truncated"))
             return
         if end == start:  # empty messages, as many as a file's zeroed tail holds
-            zeros = _ZEROS.match(data, position).end() - position  # type: ignore[union-attr]
-            position += zeros // _LENGTH_BYTES * _LENGTH_BYTES
+            zeros = _ZEROS.match(data, position)
+            assert zeros  # noqa: S101 - the pattern also matches no zeros
+            position += len(zeros[0]) // _LENGTH_BYTES * _LENGTH_BYTES
             continue
         yield from _parse(partial(_parse_message, data[start:end]), on_damage, where)
         position = end
